@@ -1,0 +1,3 @@
+from trtbuild.cli.app import main
+
+main()

@@ -1,0 +1,4 @@
+"""Placeholder until the commands land."""
+
+
+def main() -> None: ...

@@ -1,0 +1,1 @@
+"""What lies on disk: whole directories or none, each with a manifest that says what it was made from."""
