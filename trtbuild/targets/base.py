@@ -129,6 +129,15 @@ class Engine:
     manifest: Manifest
 
 
+def fit_limits(base: Limits, spec: DecoderSpec, explicit: Mapping[str, int]) -> Limits:
+    """Defaults shortened to what the model can hold, then the values a person gave, which are taken as they are."""
+    max_seq_len = explicit.get("max_seq_len", min(base.max_seq_len, spec.max_position_embeddings))
+    fitted = dataclasses.replace(
+        base, max_seq_len=max_seq_len, max_input_len=max(1, min(base.max_input_len, max_seq_len - 1))
+    )
+    return dataclasses.replace(fitted, **explicit)
+
+
 def limit_findings(spec: DecoderSpec, limits: Limits) -> list[Finding]:
     """The rules about limits that hold for every target."""
     findings = []
