@@ -1,8 +1,8 @@
-"""What a built engine can be asked to do: generate tokens in flight (`Driver`) and score given ones (`Scorer`).
+"""The narrow interface between an engine and whoever drives it: requests in, token events out, one engine step at a time.
 
-Every target implements both, so the bench, the quality evaluation and the server know one narrow protocol. A driver
-is a single-threaded event loop with a clock of its own: a simulated one runs in virtual time, a real one in
-`time.perf_counter`.
+These types live in the targets layer because every target implements them and `bench`, which measures them, is
+imported after it; `trtbuild.bench.driver` re-exports them. A driver owns its clock: a real engine answers with
+`time.perf_counter()`, a simulated one with virtual time, and the caller never looks at another clock.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from trtbuild.checkpoint.spec import Array
+import numpy as np
+import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One generation request, token ids in and out.
-
-    `temperature` 0 is greedy; above it tokens are drawn from the smallest set of probability `top_p`. With
-    `ignore_eos` the stop tokens do not stop it, so that exactly `max_new_tokens` are generated.
-    """
+    """One prompt as token ids. `temperature` 0 is greedy; `ignore_eos` generates exactly `max_new_tokens`."""
 
     id: int
     token_ids: Sequence[int]
@@ -35,10 +32,11 @@ class Request:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """Tokens one request got in one engine step, or its end.
+    """What one step gave one request, at `time_s` on the driver's clock.
 
-    `token_ids` may be empty on a final event. "length" means `max_new_tokens` or the engine's max_seq_len was
-    reached; `error` holds the reason when `finish` is "error". `time_s` is the driver's clock.
+    `token_ids` are the engine's own new ids: end-of-sequence and stop tokens are not among them, so an answer that
+    stops at once has none. `finish` is set on the last event of a request and only there; `error` says why when
+    `finish` is "error".
     """
 
     request_id: int
@@ -50,7 +48,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Where an engine's memory goes; all of it counted, none of it estimated from the process size."""
+    """The parts of an engine's memory that it can name itself, and the limits that follow from them."""
 
     weights_bytes: int
     kv_pool_bytes: int
@@ -59,34 +57,40 @@ class EngineMemory:
 
 
 class Driver(Protocol):
-    """A running engine with in-flight batching."""
+    """An engine as a single-threaded event loop. Not thread-safe; every call is made from the thread that opened it."""
 
     def now(self) -> float:
-        """Seconds on the driver's clock."""
+        """Seconds on the driver's clock; never goes back."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one that the engine's limits cannot hold ends with an "error" event in the next step."""
+        """Queue a request; it returns at once. A request the engine cannot take is answered by an "error" event."""
         ...
 
     def step(self, until: float | None) -> list[TokenEvent]:
-        """Run one engine step when there is work, else wait until `until` (None: return at once)."""
+        """Run one engine step if there is work, else wait until `until` (None: return at once); return what it gave."""
         ...
 
     def cancel(self, request_id: int) -> None:
-        """Stop a request; its last event has finish "cancelled". Unknown or finished ids are ignored."""
+        """Drop a request; a "cancelled" event may follow, an unknown id is ignored."""
         ...
 
-    def memory(self) -> EngineMemory: ...
+    def memory(self) -> EngineMemory:
+        """The engine's own account of its memory."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the engine; closing twice is allowed."""
+        ...
 
 
 class Scorer(Protocol):
-    """A built engine as a function from token ids to logits."""
+    """The same weights as a function from token ids to logits, for perplexity, KL divergence and oracles."""
 
-    def logits(self, ids: Sequence[int]) -> Array:
-        """F32 [len(ids), vocab]: row t are the logits of the token after ids[t], with an empty past."""
+    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits of every position of one text, float32 [len(ids), vocab_size]; row t predicts token t + 1."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the model; closing twice is allowed."""
+        ...
