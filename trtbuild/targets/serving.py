@@ -1,4 +1,4 @@
-"""The narrow interface between an engine and whoever drives it: requests in, token events out, one engine step at a time.
+"""The narrow interface between an engine and whoever drives it: requests in, token events out, step by step.
 
 These types live in the targets layer because every target implements them and `bench`, which measures them, is
 imported after it; `trtbuild.bench.driver` re-exports them. A driver owns its clock: a real engine answers with
