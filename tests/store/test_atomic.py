@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -69,7 +68,9 @@ def test_kill_9_leaves_no_directory_under_the_final_name(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert not target.exists()
+    assert len(list(tmp_path.iterdir())) == 1, "the killed writer left its temporary folder"
     make(target)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert (target / "data.txt").read_text() == "one"
 
 
@@ -83,7 +84,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     with atomic_file(target) as temporary:
         temporary.write_text("new")
     assert target.read_text() == "new"
-    assert os.listdir(tmp_path) == ["run.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize(

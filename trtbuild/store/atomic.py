@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import shutil
 import tempfile
@@ -13,6 +15,8 @@ from trtbuild.errors import InputRefused
 from trtbuild.store.manifest import read_manifest
 
 _TEMPORARY_PREFIX = ".trtbuild-"
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def _fsync(path: Path) -> None:
@@ -28,6 +32,43 @@ def _fsync_tree(directory: Path) -> None:
         for name in names:
             _fsync(Path(parent, name))
         _fsync(Path(parent))
+
+
+def _exchange(first: Path, second: Path) -> None:
+    """Swap two directories in one step (renameat2, Linux), so that no moment exists with neither in place.
+
+    File systems and kernels without it get two renames, with a moment in between.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        failed = errno.ENOSYS
+    else:
+        failed = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    if failed:
+        aside = second.with_name(f"{first.name}-aside")
+        second.rename(aside)
+        first.rename(second)
+        aside.rename(first)
+
+
+def _remove_abandoned(parent: Path, stem: str) -> None:
+    """Delete temporary siblings of a target whose writing process is gone (it was killed)."""
+    for path in parent.glob(f"{_TEMPORARY_PREFIX}*"):
+        name, _, owner = path.name.removeprefix(_TEMPORARY_PREFIX).rpartition("-")
+        name, _, pid = name.rpartition("-")
+        if owner and name == stem and pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def check_replaceable(path: Path) -> None:
@@ -52,16 +93,16 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     path = path.absolute()
     check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{path.name}-", dir=path.parent))
+    _remove_abandoned(path.parent, path.name)
+    prefix = f"{_TEMPORARY_PREFIX}{path.name}-{os.getpid()}-"
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     temporary.chmod(0o755)
     try:
         yield temporary
         _fsync_tree(temporary)
         if path.exists():
-            retired = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}old-", dir=path.parent))
-            path.rename(retired / path.name)
-            temporary.rename(path)
-            shutil.rmtree(retired, ignore_errors=True)
+            _exchange(temporary, path)
+            shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.rename(path)
         _fsync(path.parent)
