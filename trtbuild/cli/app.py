@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ app = typer.Typer(
     help="From a Hugging Face checkpoint to TensorRT-LLM engines, and which precision to ship.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -49,6 +48,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise
         except BaseException as error:
             if os.environ.get("TRTBUILD_DEBUG") == "1":
+                import traceback
+
                 traceback.print_exc()
             failure = explain(error)
             console_of(bool(kwargs.get("json")), bool(kwargs.get("quiet"))).failure(failure)
@@ -58,9 +59,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 for _name, _function, _example in COMMANDS:
-    app.command(_name, epilog=f"Example:  [bold]{_example}[/bold]")(guarded(_function))
+    app.command(_name, epilog=f"Example:  {_example}")(guarded(_function))
 for _name, _function, _example in profiles.COMMANDS:
-    profiles.app.command(_name, epilog=f"Example:  [bold]{_example}[/bold]")(guarded(_function))
+    profiles.app.command(_name, epilog=f"Example:  {_example}")(guarded(_function))
 app.add_typer(profiles.app)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +45,7 @@ def build(
     Everything is checked before anything is written: the checkpoint, the limits, and what this machine has.
     """
     import dataclasses
+    import shlex
 
     from trtbuild.checkpoint.kinds import expect
     from trtbuild.checkpoint.trtllm import read_checkpoint

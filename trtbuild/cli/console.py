@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -45,7 +44,7 @@ class Console:
     ) -> None:
         """Print the result of the command in the mode asked for; `human` is only rendered when needed."""
         if self.mode is Mode.JSON:
-            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_jsonable) + "\n")
+            _write_json(document)
         elif self.mode is Mode.QUIET:
             if path is not None:
                 sys.stdout.write(f"{path}\n")
@@ -74,7 +73,7 @@ class Console:
         """One line for a person; in JSON mode the same as a document on stdout, so that scripts need not parse text."""
         if self.mode is Mode.JSON:
             document = {"error": {"what": failure.line, "hint": failure.hint, "exit_code": failure.exit_code}}
-            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+            _write_json(document)
         hint = f" ({failure.hint})" if failure.hint else ""
         sys.stderr.write(f"trtbuild: {failure.line}{hint}\n".replace("\n", " ").rstrip() + "\n")
 
@@ -132,6 +131,12 @@ class _Bars:
 
 
 _bars = _Bars()
+
+
+def _write_json(document: Mapping[str, Any]) -> None:
+    import json
+
+    sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_jsonable) + "\n")
 
 
 def _stdout() -> Any:

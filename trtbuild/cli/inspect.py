@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as jsonlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +45,8 @@ def _inspect_engine(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _inspect_decoder(location: str, kind: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    import json as jsonlib
+
     from trtbuild.checkpoint.opening import open_decoder
     from trtbuild.checkpoint.trtllm import validate_checkpoint
 

@@ -1,0 +1,5 @@
+EXAMPLE = "trtbuild bench"
+
+
+def bench() -> None:
+    """To come."""

@@ -1,0 +1,5 @@
+EXAMPLE = "trtbuild calibrate"
+
+
+def calibrate() -> None:
+    """To come."""

@@ -1,0 +1,5 @@
+EXAMPLE = "trtbuild doctor"
+
+
+def doctor() -> None:
+    """To come."""

@@ -1,0 +1,5 @@
+EXAMPLE = "trtbuild plan"
+
+
+def plan() -> None:
+    """To come."""

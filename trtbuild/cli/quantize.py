@@ -1,0 +1,5 @@
+EXAMPLE = "trtbuild quantize"
+
+
+def quantize() -> None:
+    """To come."""

@@ -1,0 +1,5 @@
+EXAMPLE = "trtbuild run"
+
+
+def run() -> None:
+    """To come."""
