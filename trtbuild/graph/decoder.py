@@ -1,0 +1,229 @@
+"""A decoder of the hub as one ONNX graph, the same for OpenVINO, TensorRT and onnxruntime.
+
+    inputs   input_ids, position_ids  int64 [batch, sequence]       attention_mask  int64 [batch, total]
+             past_key_values.{i}.key, .value   [batch, kv_heads, past, head_size]
+    outputs  logits [batch, sequence, vocab]   present.{i}.key, .value   [batch, kv_heads, total, head_size]
+
+with total = past + sequence. A token at position p attends to the cache slots 0 … p (within the sliding window)
+that `attention_mask` allows. The spelling is chosen so that every importer recognises it: RMSNormalization,
+RotaryEmbedding and Attention are single operators, Attention has one output, a boolean mask and as many K/V heads as
+Q heads; grouped-query heads are repeated by Unsqueeze → Expand → Reshape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtbuild.checkpoint.linear import Linear, read_linear
+from trtbuild.checkpoint.rope import inverse_frequencies
+from trtbuild.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Decoder, DecoderSpec, layer_prefix, module_path
+from trtbuild.errors import InputRefused
+from trtbuild.graph.builder import GraphBuilder
+from trtbuild.graph.external_data import ExternalData
+from trtbuild.graph.linear import add_linear
+from trtbuild.progress import Progress, silent
+
+MODEL_NAME = "model.onnx"
+
+_INT64 = np.dtype(np.int64)
+
+
+def _silu(graph: GraphBuilder, path: str, value: str) -> str:
+    return graph.op("Mul", [value, graph.op("Sigmoid", [value], f"{path}/Sigmoid")], f"{path}/silu")
+
+
+def _gelu(graph: GraphBuilder, path: str, value: str) -> str:
+    return graph.op("Gelu", [value], f"{path}/Gelu")
+
+
+def _gelu_tanh(graph: GraphBuilder, path: str, value: str) -> str:
+    return graph.op("Gelu", [value], f"{path}/Gelu", approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[GraphBuilder, str, str], str]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+}
+
+
+def rope_tables(spec: DecoderSpec, max_seq_len: int) -> tuple[Any, Any]:
+    """cos and sin, F32 [max_seq_len, rotary_dim / 2], with the rope type's attention factor multiplied in."""
+    inv_freq, attention_factor = inverse_frequencies(spec, max_seq_len)
+    angles = np.arange(max_seq_len, dtype=np.float32)[:, None] * inv_freq.astype(np.float32)
+    factor = np.float32(attention_factor)
+    return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Values that all layers use: the mask of each sliding window, position ids, rope tables."""
+
+    masks: dict[int | None, str]
+    position_ids: str
+    cos: str
+    sin: str
+
+
+def _integers(graph: GraphBuilder, *numbers: int) -> str:
+    """An int64 [n] constant named after its content, so that equal ones are one."""
+    return graph.constant("shape/" + "_".join(map(str, numbers)), np.asarray(numbers, np.int64))
+
+
+def _masks(graph: GraphBuilder, spec: DecoderSpec, position_ids: str, attention_mask: str) -> dict[int | None, str]:
+    """Boolean [batch, 1, sequence, total] for every sliding window that some layer has (None: plain causal)."""
+    axes_query, axes_key = _integers(graph, 1, 3), _integers(graph, 1, 2)
+    query = graph.op("Unsqueeze", [position_ids, axes_query], "mask/query")
+    total = graph.op("Squeeze", [graph.op("Shape", [attention_mask], "mask/Shape", start=1, end=2)], "mask/total")
+    zero, one = (graph.constant(f"mask/{n}", np.asarray(n, np.int64)) for n in (0, 1))
+    slots = graph.op("Range", [zero, total, one], "mask/slots")
+    allowed = graph.op("Cast", [attention_mask], "mask/attention", to=9)
+    allowed = graph.op("Unsqueeze", [allowed, axes_key], "mask/allowed")
+    causal = graph.op("And", [graph.op("LessOrEqual", [slots, query], "mask/LessOrEqual"), allowed], "mask/causal")
+    masks: dict[int | None, str] = {}
+    for window in dict.fromkeys(spec.window_of(layer) for layer in range(spec.num_layers)):
+        if window is None:
+            masks[window] = causal
+            continue
+        size = graph.constant(f"mask/window_{window}", np.asarray(window, np.int64))
+        oldest = graph.op("Sub", [query, size], f"mask/window_{window}/Sub")
+        near = graph.op("Greater", [slots, oldest], f"mask/window_{window}/Greater")
+        masks[window] = graph.op("And", [causal, near], f"mask/sliding_{window}")
+    return masks
+
+
+def _norm(graph: GraphBuilder, decoder: Decoder, name: str, value: str, output: str) -> str:
+    weight = graph.weight(name, decoder.tensors[name].read())
+    return graph.op("RMSNormalization", [value, weight], output, axis=-1, epsilon=decoder.spec.norm_epsilon)
+
+
+def _heads(
+    graph: GraphBuilder, decoder: Decoder, path: str, value: str, letter: str, heads: int, shared: _Shared
+) -> str:
+    """[batch, sequence, heads · head_size] → [batch, heads, sequence, head_size], normed and rotated (not V)."""
+    spec = decoder.spec
+    value = graph.op("Reshape", [value, _integers(graph, 0, 0, heads, spec.head_size)], f"{path}/{letter}/Reshape")
+    if spec.qk_norm and letter in "qk":
+        name = f"{path}.{letter}_layernorm.weight"
+        value = _norm(graph, decoder, name, value, f"{path}.{letter}_layernorm")
+    value = graph.op("Transpose", [value], f"{path}/{letter}/Transpose", perm=[0, 2, 1, 3])
+    if letter == "v":
+        return value
+    rotary = int(spec.head_size * spec.rope.rotary_pct)
+    inputs = [value, shared.cos, shared.sin, shared.position_ids]
+    partial = {} if rotary == spec.head_size else {"rotary_embedding_dim": rotary}
+    return graph.op("RotaryEmbedding", inputs, f"{path}/{letter}/RotaryEmbedding", **partial)
+
+
+def _cached(graph: GraphBuilder, spec: DecoderSpec, layer: int, kind: str, value: str) -> str:
+    """Append to the past, expose the present, repeat the heads for grouped-query attention."""
+    path = f"{layer_prefix(layer)}.attention/{kind}"
+    shape = ["batch", spec.num_kv_heads, "past", spec.head_size]
+    past = graph.input(f"past_key_values.{layer}.{kind}", graph.compute, shape)
+    value = graph.op("Concat", [past, value], f"present.{layer}.{kind}", axis=2)
+    graph.output(value, graph.compute, ["batch", spec.num_kv_heads, "total", spec.head_size])
+    groups = spec.num_heads // spec.num_kv_heads
+    if groups == 1:
+        return value
+    value = graph.op("Unsqueeze", [value, _integers(graph, 2)], f"{path}/Unsqueeze")
+    value = graph.op("Expand", [value, _integers(graph, 1, 1, groups, 1, 1)], f"{path}/Expand")
+    return graph.op("Reshape", [value, _integers(graph, 0, spec.num_heads, -1, spec.head_size)], f"{path}/Reshape")
+
+
+def _attention(graph: GraphBuilder, decoder: Decoder, layer: int, hidden: str, shared: _Shared) -> str:
+    spec, path = decoder.spec, f"{layer_prefix(layer)}.attention"
+    qkv = add_linear(graph, f"{path}.qkv", hidden, read_linear(decoder, layer, "attention.qkv"))
+    split = _integers(graph, spec.q_rows, spec.kv_rows, spec.kv_rows)
+    q, k, v = graph.op_many("Split", [qkv, split], [f"{path}/{letter}" for letter in "qkv"], axis=-1)
+    q = _heads(graph, decoder, path, q, "q", spec.num_heads, shared)
+    k = _heads(graph, decoder, path, k, "k", spec.num_kv_heads, shared)
+    v = _heads(graph, decoder, path, v, "v", spec.num_kv_heads, shared)
+    k, v = _cached(graph, spec, layer, "key", k), _cached(graph, spec, layer, "value", v)
+    context = graph.op("Attention", [q, k, v, shared.masks[spec.window_of(layer)]], f"{path}/Attention")
+    context = graph.op("Transpose", [context], f"{path}/context/Transpose", perm=[0, 2, 1, 3])
+    context = graph.op("Reshape", [context, _integers(graph, 0, 0, spec.q_rows)], f"{path}/context/Reshape")
+    return add_linear(graph, f"{path}.dense", context, read_linear(decoder, layer, "attention.dense"))
+
+
+def _mlp(graph: GraphBuilder, decoder: Decoder, layer: int, hidden: str) -> str:
+    paths = {name: module_path(layer, f"mlp.{name}") for name in ("fc", "gate", "proj")}
+    activated = add_linear(graph, paths["fc"], hidden, read_linear(decoder, layer, "mlp.fc"))
+    activated = ACTIVATIONS[decoder.spec.hidden_act](graph, paths["fc"], activated)
+    gate = add_linear(graph, paths["gate"], hidden, read_linear(decoder, layer, "mlp.gate"))
+    product = graph.op("Mul", [activated, gate], f"{layer_prefix(layer)}.mlp/Mul")
+    return add_linear(graph, paths["proj"], product, read_linear(decoder, layer, "mlp.proj"))
+
+
+def _layer(graph: GraphBuilder, decoder: Decoder, layer: int, hidden: str, shared: _Shared) -> str:
+    prefix = layer_prefix(layer)
+    normed = _norm(graph, decoder, f"{prefix}.input_layernorm.weight", hidden, f"{prefix}.input_layernorm")
+    attended = _attention(graph, decoder, layer, normed, shared)
+    hidden = graph.op("Add", [hidden, attended], f"{prefix}.attention/residual")
+    normed = _norm(graph, decoder, f"{prefix}.post_layernorm.weight", hidden, f"{prefix}.post_layernorm")
+    return graph.op("Add", [hidden, _mlp(graph, decoder, layer, normed)], f"{prefix}.mlp/residual")
+
+
+def _head(decoder: Decoder) -> tuple[str, Linear]:
+    """Path of the head's weight and the head; a tied one goes by the embedding's name, so both are one initializer."""
+    if decoder.spec.tie_word_embeddings:
+        return EMBEDDING.removesuffix(".weight"), Linear(decoder.tensors[EMBEDDING].read())
+    return HEAD.removesuffix(".weight"), Linear(decoder.tensors[HEAD].read())
+
+
+def write_onnx(
+    decoder: Decoder,
+    directory: Path,
+    *,
+    max_seq_len: int,
+    compute: str = "float32",
+    progress: Progress = silent,
+) -> Path:
+    """Write `model.onnx` and `model.onnx.data` into `directory`, tensor after tensor; returns the model's path.
+
+    `max_seq_len` is the number of positions in the rope tables. `compute` (float32, float16, bfloat16) is the type of
+    activations, KV cache and logits; weights keep the type the checkpoint stores them in and are cast where it
+    differs. Raises InputRefused for an activation or quant_algo the graph has no operator for.
+    """
+    import ml_dtypes
+    import onnx
+
+    spec = decoder.spec
+    if spec.hidden_act not in ACTIVATIONS:
+        raise InputRefused(
+            f"hidden_act {spec.hidden_act} has no operator here",
+            where=decoder.location,
+            hint=f"supported: {', '.join(ACTIVATIONS)}",
+        )
+    dtype = np.dtype(ml_dtypes.bfloat16) if compute == "bfloat16" else np.dtype(compute)
+    path = directory / MODEL_NAME
+    with ExternalData(directory / f"{MODEL_NAME}.data") as data:
+        graph = GraphBuilder(data, dtype)
+        ids = graph.input("input_ids", _INT64, ["batch", "sequence"])
+        position_ids = graph.input("position_ids", _INT64, ["batch", "sequence"])
+        attention_mask = graph.input("attention_mask", _INT64, ["batch", "total"])
+        graph.output("logits", dtype, ["batch", "sequence", spec.vocab_size])
+        cos, sin = (
+            graph.constant(f"rope/{name}", table.astype(dtype))
+            for name, table in zip(("cos", "sin"), rope_tables(spec, max_seq_len), strict=True)
+        )
+        shared = _Shared(_masks(graph, spec, position_ids, attention_mask), position_ids, cos, sin)
+        embedding = decoder.tensors[EMBEDDING]
+        rows = graph.op("Gather", [graph.constant(EMBEDDING, embedding.read()), ids], "embedding/Gather")
+        hidden = graph.cast(rows, embedding.dtype, dtype)
+        with progress.task("writing the graph", total=spec.num_layers + 1) as advance:
+            for layer in range(spec.num_layers):
+                hidden = _layer(graph, decoder, layer, hidden, shared)
+                advance(1)
+            hidden = _norm(graph, decoder, FINAL_NORM, hidden, "transformer.ln_f")
+            head_path, head = _head(decoder)
+            add_linear(graph, head_path, hidden, head, output="logits")
+            advance(1)
+        model = graph.model(spec.family, "trtbuild")
+    onnx.save_model(model, path)
+    return path

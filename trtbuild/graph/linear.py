@@ -1,0 +1,66 @@
+"""A linear module as ONNX nodes, with the meaning that `checkpoint/linear.py` gives it.
+
+Weights keep the hub's layout [out, in] and are transposed by a node, so that nothing is copied on the way, a tied
+head shares its initializer with the embedding, and a runtime may take the transposition into its matmul.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trtbuild.checkpoint.linear import Linear
+from trtbuild.graph.builder import GraphBuilder
+
+
+def _weight(graph: GraphBuilder, path: str, linear: Linear) -> str:
+    name = f"{path}.weight"
+    if linear.weight_scale is None:
+        return graph.weight(name, linear.weight)
+    quantized = graph.constant(name, linear.weight)
+    scale = graph.constant(f"{path}.weights_scaling_factor", linear.weight_scale.astype(graph.compute))
+    return graph.op("DequantizeLinear", [quantized, scale], f"{name}/DequantizeLinear", axis=0)
+
+
+def _static_activation(graph: GraphBuilder, path: str, value: str, scale: float) -> str:
+    inputs = [
+        graph.constant(f"{path}.activation_scaling_factor", np.asarray(scale, graph.compute)),
+        graph.constant("zero_point", np.asarray(0, np.int8)),
+    ]
+    quantized = graph.op("QuantizeLinear", [value, *inputs], f"{path}/QuantizeLinear")
+    return graph.op("DequantizeLinear", [quantized, *inputs], f"{path}/DequantizeLinear")
+
+
+def _per_token_activation(graph: GraphBuilder, path: str, value: str) -> str:
+    """Symmetric dynamic quantization of each row, in elementary operators (DynamicQuantizeLinear is per tensor)."""
+    zero, one, levels, low, high = (
+        graph.constant(f"per_token/{name}", np.asarray(number, graph.compute))
+        for name, number in (("zero", 0), ("one", 1), ("levels", 127), ("low", -128), ("high", 127))
+    )
+    magnitude = graph.op("Abs", [value], f"{path}/Abs")
+    last = graph.constant("axis/last", np.asarray([-1], np.int64))
+    amax = graph.op("ReduceMax", [magnitude, last], f"{path}/ReduceMax", keepdims=1)
+    is_zero = graph.op("Equal", [amax, zero], f"{path}/Equal")
+    scale = graph.op(
+        "Where", [is_zero, one, graph.op("Div", [amax, levels], f"{path}/amax/Div")], f"{path}/activation_scale"
+    )
+    rounded = graph.op("Round", [graph.op("Div", [value, scale], f"{path}/Div")], f"{path}/Round")
+    clipped = graph.op("Clip", [rounded, low, high], f"{path}/Clip")
+    return graph.op("Mul", [clipped, scale], f"{path}/dequantized")
+
+
+def add_linear(graph: GraphBuilder, path: str, value: str, linear: Linear, *, output: str | None = None) -> str:
+    """Add y = linear(value) for `value` [..., in]; returns the name of y [..., out]."""
+    if linear.prequant_scale is not None:
+        scale = graph.constant(f"{path}.prequant_scaling_factor", linear.prequant_scale.astype(graph.compute))
+        value = graph.op("Mul", [value, scale], f"{path}/prequant")
+    if linear.activation_scale is not None:
+        value = _static_activation(graph, path, value, linear.activation_scale)
+    elif linear.per_token:
+        value = _per_token_activation(graph, path, value)
+    transposed = graph.op("Transpose", [_weight(graph, path, linear)], f"{path}.weight/Transpose", perm=[1, 0])
+    product_name = output if output is not None and linear.bias is None else f"{path}/MatMul"
+    product = graph.op("MatMul", [value, transposed], product_name)
+    if linear.bias is None:
+        return product
+    bias = graph.weight(f"{path}.bias", linear.bias)
+    return graph.op("Add", [product, bias], output or f"{path}/Add")
