@@ -1,0 +1,275 @@
+"""TensorRT-LLM checkpoint → Decoder: any tp and pp, written by trtbuild, nvidia-modelopt or convert_checkpoint.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trtbuild.checkpoint.safetensors import SafetensorsFile, StoredTensor, read_header
+from trtbuild.checkpoint.spec import (
+    EMBEDDING,
+    HEAD,
+    LINEAR_MODULES,
+    Array,
+    Decoder,
+    DecoderSpec,
+    Quantization,
+    Tensor,
+    layer_prefix,
+)
+from trtbuild.checkpoint.trtllm_config import (
+    CONFIG_NAME,
+    FAMILIES,
+    ROTARY_BASE_DEFAULT,
+    Keys,
+    Ranks,
+    load_config,
+    parse_quantization,
+    parse_ranks,
+    parse_spec,
+)
+from trtbuild.checkpoint.trtllm_sharding import WHOLE, Split, cut_axis, module_of, split_local
+from trtbuild.errors import InputRefused
+from trtbuild.store.fingerprint import fingerprint_file, fingerprint_json
+
+ASSET_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+_NOT_ASSETS = {CONFIG_NAME, "manifest.json", "quant_cfg.json", "quantization.json", "hf_quant_config.json"}
+_KERNEL_LAYOUT_ALGOS = ("W8A16", "W4A16")
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """A checkpoint folder with all headers read: `files[stage][tp_rank]`."""
+
+    directory: Path
+    config: Keys
+    ranks: Ranks
+    quantization: Quantization
+    files: tuple[tuple[SafetensorsFile, ...], ...]
+
+    @property
+    def embedding_axis(self) -> int | None:
+        """Axis along which the embedding is shared out, None when every rank holds it whole."""
+        return self.config.raw("embedding_sharding_dim") or 0 if self.config.raw("use_parallel_embedding") else None
+
+    def names(self, stage: int) -> list[str]:
+        return list(self.files[stage][0].tensors)
+
+    def stored(self, stage: int, name: str) -> list[StoredTensor]:
+        """The tensor of that name in each tp rank of a stage. Raises InputRefused when a rank lacks it or differs."""
+        tensors: list[StoredTensor] = []
+        for file in self.files[stage]:
+            tensor = file.tensors.get(name)
+            if tensor is None:
+                raise InputRefused(f"tensor {name} is missing", where=file.path)
+            if tensors and (tensor.dtype, tensor.shape) != (tensors[0].dtype, tensors[0].shape):
+                raise InputRefused(
+                    f"{tensor.dtype}{tensor.shape} here, {tensors[0].dtype}{tensors[0].shape} in the first rank",
+                    where=tensor.source,
+                )
+            tensors.append(tensor)
+        return tensors
+
+
+def open_rank_files(directory: Path) -> RankFiles:
+    """Read `config.json` and the header of every rank file. Raises InputRefused when one is missing or broken."""
+    if not directory.is_dir():
+        raise InputRefused("no such folder", where=directory)
+    config = load_config(directory)
+    ranks = parse_ranks(config)
+    paths = [[directory / ranks.file_name(stage, tp) for tp in range(ranks.tp)] for stage in range(ranks.pp)]
+    missing = [path.name for row in paths for path in row if not path.is_file()]
+    if missing:
+        raise InputRefused(
+            f"missing {', '.join(missing[:4])}{' …' if len(missing) > 4 else ''}: "
+            f"config.json says tp {ranks.tp} × pp {ranks.pp}",
+            where=directory,
+        )
+    files = tuple(tuple(read_header(path) for path in row) for row in paths)
+    return RankFiles(directory, config, ranks, parse_quantization(config), files)
+
+
+def read_spec(checkpoint: RankFiles) -> DecoderSpec:
+    """DecoderSpec of the checkpoint; biases and QK-norm are taken from the tensors, which are what runs."""
+    names = checkpoint.files[0][0].tensors
+    prefix = layer_prefix(0)
+    return parse_spec(
+        checkpoint.config,
+        biases={module: f"{prefix}.{module}.bias" in names for module in LINEAR_MODULES},
+        qk_norm=f"{prefix}.attention.q_layernorm.weight" in names,
+    )
+
+
+def assemble(shards: list[StoredTensor], split: Split, sections: tuple[int, ...] | None = None) -> Array:
+    """The whole tensor (or some of its sections) from its shards: duplicates dropped, padding left out."""
+    if split.axis is None:
+        return shards[0].read()
+    arrays = [shard.read() for shard in shards]
+    pieces = []
+    for section in range(len(split.sections)) if sections is None else sections:
+        seen = set()
+        for tp_rank, array in enumerate(arrays):
+            piece = split.pieces(tp_rank)[section]
+            if piece.start in seen or piece.length == 0:
+                continue
+            seen.add(piece.start)
+            index = (slice(None),) * split.axis + (slice(piece.local_start, piece.local_start + piece.length),)
+            pieces.append(array[index])
+    if len(arrays) == 1 and sum(piece.shape[split.axis] for piece in pieces) == arrays[0].shape[split.axis]:
+        return arrays[0]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=split.axis)
+
+
+def _lazy(shards: list[StoredTensor], split: Split, sections: tuple[int, ...] | None = None) -> Tensor:
+    shape = list(shards[0].shape)
+    if split.axis is not None:
+        chosen = range(len(split.sections)) if sections is None else sections
+        shape[split.axis] = sum(split.sections[section] for section in chosen)
+    source = shards[0].source if len(shards) == 1 else f"{shards[0].path.parent}:{shards[0].name}"
+    return Tensor(shards[0].dtype, tuple(shape), source, lambda: assemble(shards, split, sections))
+
+
+def _hub_name(name: str, stage: int, layers_per_stage: int) -> str:
+    if not name.startswith("transformer.layers."):
+        return name
+    prefix, layers, number, rest = name.split(".", 3)
+    return f"{prefix}.{layers}.{int(number) + stage * layers_per_stage}.{rest}"
+
+
+def _tensors(checkpoint: RankFiles, spec: DecoderSpec) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    tp, per_stage = checkpoint.ranks.tp, spec.num_layers // checkpoint.ranks.pp
+    fused = FAMILIES[spec.family].fused_mlp
+    for stage in range(checkpoint.ranks.pp):
+        for name in checkpoint.names(stage):
+            shards = checkpoint.stored(stage, name)
+            split = split_local(spec, name, shards[0].shape, tp, checkpoint.embedding_axis)
+            if split is None:
+                raise InputRefused(
+                    f"shape {shards[0].shape} does not fit the sizes in config.json with tp {tp}",
+                    where=shards[0].source,
+                )
+            hub = _hub_name(name, stage, per_stage)
+            if fused and module_of(name)[0] == "mlp.fc":
+                cut = cut_axis(name, shards[0].shape, None) is not None
+                gate = hub.replace(".mlp.fc.", ".mlp.gate.")
+                tensors[gate] = _lazy(shards, split, (0,)) if cut else _lazy(shards, WHOLE)
+                tensors[hub] = _lazy(shards, split, (1,)) if cut else _lazy(shards, WHOLE)
+            else:
+                tensors[hub] = _lazy(shards, split)
+    return tensors
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether a weight has its expected shape, or half of it along one axis (two 4-bit values in a byte)."""
+    if shape == expected or len(shape) != 2:
+        return shape == expected
+    return shape in ((expected[0] // 2, expected[1]), (expected[0], expected[1] // 2))
+
+
+def _check(checkpoint: RankFiles, spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> None:
+    for name, expected in spec.float_shapes().items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise InputRefused(f"tensor {name} is missing", where=checkpoint.directory)
+        packed = tensor.dtype.itemsize == 1 and _fits(tensor.shape, expected)
+        if tensor.shape != expected and not packed:
+            raise InputRefused(f"has shape {tensor.shape}, but config.json implies {expected}", where=tensor.source)
+
+
+def _refuse_kernel_layout(checkpoint: RankFiles) -> None:
+    algo = checkpoint.quantization.quant_algo
+    if algo in _KERNEL_LAYOUT_ALGOS and any(name.endswith(".per_channel_scale") for name in checkpoint.names(0)):
+        raise InputRefused(
+            f"its {algo} weights are already in GPU kernel order (int8 with per_channel_scale), which only "
+            "TensorRT-LLM can read",
+            where=checkpoint.directory,
+            hint="convert it again without --use_weight_only, or start from the Hugging Face model",
+        )
+
+
+def _filled(spec: DecoderSpec, source: DecoderSpec, directory: Path) -> DecoderSpec:
+    """`spec` with what a checkpoint cannot say taken from the Hugging Face spec it was made from."""
+    for field in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "intermediate_size"):
+        ours, theirs = getattr(spec, field), getattr(source, field)
+        if ours != theirs:
+            raise InputRefused(
+                f"{field} is {ours} here but {theirs} in the given model folder: not the model it was made from",
+                where=directory,
+            )
+    return dataclasses.replace(
+        spec,
+        family=source.family,
+        rope=source.rope,
+        sliding_window=source.sliding_window,
+        sliding_layers=source.sliding_layers,
+        tie_word_embeddings=source.tie_word_embeddings,
+        bos_token_id=source.bos_token_id,
+        eos_token_ids=source.eos_token_ids,
+    )
+
+
+def _notes(checkpoint: RankFiles, tensors: Mapping[str, Tensor], *, rope_given: bool) -> tuple[str, ...]:
+    notes = []
+    if checkpoint.config.raw("rotary_base") is None and not rope_given:
+        notes.append(
+            f"WARNING: config.json has no rotary_base, so TensorRT-LLM will use {ROTARY_BASE_DEFAULT:g} and no "
+            "rotary_scaling; if the model says otherwise the engine talks nonsense. Give the folder of the original "
+            "model with --tokenizer DIR, and the right values are taken from it"
+        )
+    quantization = checkpoint.quantization
+    has = {module_of(name)[1] for name in tensors}
+    if quantization.quant_algo == "W8A8_SQ_PER_CHANNEL" and "prequant_scaling_factor" not in has:
+        notes.append("no prequant_scaling_factor (modelopt INT8_DEFAULT_CFG): taken as 1")
+    if quantization.quant_algo == "W8A16" and "weights_scaling_factor" in has:
+        notes.append("W8A16 with int8 weights in the file: readable here, but TensorRT-LLM wants floating weights")
+    if quantization.kv_cache_quant_algo is None and "kv_cache_scaling_factor" in has:
+        notes.append("KV cache scales are present, but kv_cache_quant_algo is null: they are not used")
+    return tuple(notes)
+
+
+def _assets(directory: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(directory.iterdir())
+        if path.is_file() and path.suffix in ASSET_SUFFIXES and path.name not in _NOT_ASSETS
+    }
+
+
+def _fingerprint(directory: Path) -> str:
+    paths = [directory / CONFIG_NAME, *directory.glob("rank*.safetensors")]
+    return fingerprint_json({path.name: fingerprint_file(path) for path in paths})
+
+
+def read_checkpoint(path: Path | str, *, source: DecoderSpec | None = None) -> Decoder:
+    """Open a TensorRT-LLM checkpoint as one unsharded decoder, its tensors lazy.
+
+    `source` is the spec of the Hugging Face model it was made from; it supplies what foreign checkpoints lose (rope,
+    sliding window, stop tokens). What is doubtful is said in `notes`. Raises InputRefused for anything that is not a
+    complete checkpoint of a supported architecture.
+    """
+    directory = Path(path)
+    checkpoint = open_rank_files(directory)
+    _refuse_kernel_layout(checkpoint)
+    spec = read_spec(checkpoint)
+    if spec.num_layers % checkpoint.ranks.pp:
+        raise InputRefused(f"{spec.num_layers} layers do not divide into pp {checkpoint.ranks.pp}", where=directory)
+    if source is not None:
+        spec = _filled(spec, source, directory)
+    tensors = _tensors(checkpoint, spec)
+    if HEAD not in tensors and EMBEDDING in tensors and checkpoint.config.raw("share_embedding_table"):
+        tensors[HEAD] = tensors[EMBEDDING]
+    _check(checkpoint, spec, tensors)
+    return Decoder(
+        spec=spec,
+        tensors=tensors,
+        location=str(path),
+        fingerprint=lambda: _fingerprint(directory),
+        quantization=checkpoint.quantization,
+        assets=_assets(directory),
+        notes=_notes(checkpoint, tensors, rope_given=source is not None),
+    )
