@@ -45,13 +45,18 @@ class BuildOptions:
 
     `tokenizer` is a folder whose tokenizer and generation config go into the engine when the checkpoint has none.
     `kv_cache` is the KV cache precision (the target's own default when None). `sms` are the SM versions to build for.
-    `container` asks for the vendor's container image instead of local packages.
+    `container` asks for the vendor's container image instead of local packages. `extra` are further words of the
+    vendor's command, each checked against its flags before anything runs. `tp` and `pp` are the ranks a footprint is
+    asked for; a build takes them from the checkpoint.
     """
 
     tokenizer: Path | None = None
     kv_cache: str | None = None
     sms: tuple[int, ...] = ()
     container: str | None = None
+    extra: tuple[str, ...] = ()
+    tp: int = 1
+    pp: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ class Footprint:
     activation_bytes: int
     runtime_bytes: int
     """Of the runtime itself: libraries, kernels, buffers that do not depend on the model."""
+    kv_free_fraction: float | None = None
+    """Share of the memory left free that the KV pool takes; None where the pool is exactly as large as asked for."""
 
 
 @dataclass(frozen=True)
