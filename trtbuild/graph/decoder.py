@@ -124,8 +124,9 @@ def _heads(
 def _cached(graph: GraphBuilder, spec: DecoderSpec, layer: int, kind: str, value: str) -> str:
     """Append to the past, expose the present, repeat the heads for grouped-query attention."""
     path = f"{layer_prefix(layer)}.attention/{kind}"
-    shape = ["batch", spec.num_kv_heads, "past", spec.head_size]
-    past = graph.input(f"past_key_values.{layer}.{kind}", graph.compute, shape)
+    past = graph.input(
+        f"past_key_values.{layer}.{kind}", graph.compute, ["batch", spec.num_kv_heads, "past", spec.head_size]
+    )
     value = graph.op("Concat", [past, value], f"present.{layer}.{kind}", axis=2)
     graph.output(value, graph.compute, ["batch", spec.num_kv_heads, "total", spec.head_size])
     groups = spec.num_heads // spec.num_kv_heads
@@ -170,10 +171,14 @@ def _layer(graph: GraphBuilder, decoder: Decoder, layer: int, hidden: str, share
 
 
 def _head(decoder: Decoder) -> tuple[str, Linear]:
-    """Path of the head's weight and the head; a tied one goes by the embedding's name, so both are one initializer."""
-    if decoder.spec.tie_word_embeddings:
-        return EMBEDDING.removesuffix(".weight"), Linear(decoder.tensors[EMBEDDING].read())
-    return HEAD.removesuffix(".weight"), Linear(decoder.tensors[HEAD].read())
+    """Path of the head's weight and the head.
+
+    A tied one goes by the embedding's name, so both are one initializer; a checkpoint from elsewhere does not say that
+    it is tied, but its two tensors are equal.
+    """
+    head, embedding = (decoder.tensors[name].read() for name in (HEAD, EMBEDDING))
+    tied = decoder.spec.tie_word_embeddings or (head.dtype == embedding.dtype and np.array_equal(head, embedding))
+    return (EMBEDDING if tied else HEAD).removesuffix(".weight"), Linear(embedding if tied else head)
 
 
 def write_onnx(

@@ -57,7 +57,7 @@ class ExternalData:
         offset = -(-self._file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._file.seek(offset)
         for start in range(0, rows.nbytes, _CHUNK_BYTES):
-            self._file.write(memoryview(rows[start : start + _CHUNK_BYTES]))
+            self._file.write(rows[start : start + _CHUNK_BYTES].data)
         proto.data_location = onnx.TensorProto.EXTERNAL
         for key, value in (("location", self._path.name), ("offset", offset), ("length", rows.nbytes)):
             proto.external_data.add(key=key, value=str(value))

@@ -1,0 +1,151 @@
+"""Checkpoint → ONNX → stateful OpenVINO model → checked engine directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trtbuild.checkpoint.spec import Decoder, DecoderSpec
+from trtbuild.checkpoint.tokenizer import TOKENIZER_FILES, load_tokenizer
+from trtbuild.checkpoint.trtllm import read_checkpoint
+from trtbuild.errors import InputRefused, TrtbuildError
+from trtbuild.graph.decoder import write_onnx
+from trtbuild.progress import Progress
+from trtbuild.store.atomic import atomic_directory, check_replaceable
+from trtbuild.store.manifest import write_manifest
+from trtbuild.targets.base import BuildOptions, Limits, engine_settings, refuse_fatal
+from trtbuild.targets.cpu.loading import MODEL_XML
+from trtbuild.targets.cpu.machine import PACKAGES, int8_features
+from trtbuild.targets.cpu.preflight import preflight
+from trtbuild.targets.cpu.properties import EXACT, NATIVE, default_kv_cache, plugin_properties
+from trtbuild.targets.cpu.selfcheck import CheckResult, check_engine, reference
+
+_NATIVE_INT8_ALGOS = frozenset({"W8A8_SQ_PER_CHANNEL"})
+"""quant_algos whose Q/DQ pairs the plugin may run in its own INT8 kernels."""
+
+
+def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, progress: Progress) -> Path:
+    """Build the engine directory `out`; nothing is written when anything fails.
+
+    Raises InputRefused for a checkpoint or tokenizer that cannot be used, DoesNotFit for limits it cannot hold, and
+    TrtbuildError when the finished engine does not compute what the checkpoint means.
+    """
+    decoder = _with_tokenizer(read_checkpoint(checkpoint), options.tokenizer)
+    tokenizer = load_tokenizer(decoder.assets, spec=decoder.spec, where=decoder.location)
+    refuse_fatal(preflight(decoder, limits, options), checkpoint)
+    check_replaceable(out)
+    for note in decoder.notes:
+        progress.note(note)
+    kv_cache = options.kv_cache or default_kv_cache(decoder.spec.dtype, decoder.quantization.kv_cache_quant_algo)
+    with atomic_directory(out) as folder:
+        _write_assets(folder, decoder, tokenizer.stop_token_ids)
+        write_model(decoder, folder, limits.max_seq_len, progress)
+        kernels, checked = _check(decoder, folder, limits, progress)
+        settings = engine_settings(
+            "cpu",
+            limits,
+            decoder,
+            kv_cache=kv_cache,
+            int8_kernels=kernels,
+            int8_features=sorted(int8_features()),
+            checked=dataclasses.asdict(checked),
+            vocab_size=decoder.spec.vocab_size,
+        )
+        inputs = {"checkpoint": decoder.fingerprint(), "tokenizer": tokenizer.fingerprint()}
+        write_manifest(folder, "engine", inputs=inputs, settings=settings, packages=PACKAGES)
+    progress.note(
+        f"logits differ from the numpy forward by {checked.prompt:.1e} (prompt), {checked.decode:.1e} (decode)"
+    )
+    return out
+
+
+def write_model(decoder: Decoder, folder: Path, max_seq_len: int, progress: Progress) -> None:
+    """Write `openvino_model.xml` and `.bin`: through ONNX, whose weights stay mapped from disk on the way."""
+    import openvino
+
+    from trtbuild.targets.cpu.stateful import make_stateful
+
+    intermediate = folder / "onnx"
+    intermediate.mkdir()
+    try:
+        onnx_path = write_onnx(decoder, intermediate, max_seq_len=max_seq_len, progress=progress)
+        model = openvino.Core().read_model(onnx_path)
+        make_stateful(model, decoder.spec)
+        openvino.save_model(model, folder / MODEL_XML, compress_to_fp16=False)
+        del model
+        gc.collect()
+    finally:
+        shutil.rmtree(intermediate)
+
+
+def _check(decoder: Decoder, folder: Path, limits: Limits, progress: Progress) -> tuple[str | None, CheckResult]:
+    """Check the written model; choose how W8A8 runs. Raises TrtbuildError when no way computes what is meant."""
+    candidates: list[str | None] = [None]
+    if decoder.quantization.quant_algo in _NATIVE_INT8_ALGOS:
+        candidates = [NATIVE, EXACT] if int8_features() else [EXACT]
+    result = None
+    with progress.task("checking the engine", total=1 + len(candidates)) as advance:
+        expected = reference(decoder, limits.max_seq_len)
+        advance(1)
+        for kernels in candidates:
+            result = check_engine(folder, expected, limits, plugin_properties("f32", kernels))
+            advance(1)
+            if result.passed:
+                return kernels, result
+            if kernels == NATIVE:
+                progress.note(
+                    f"native INT8 kernels differ by {result.prompt:.1e}: W8A8 runs in FP32 arithmetic instead"
+                )
+    assert result is not None
+    raise TrtbuildError(
+        f"the built engine differs from the checkpoint: prompt {result.prompt:.1e}, decode {result.decode:.1e}, "
+        f"generation {result.generation:.1e}, allowed {result.tolerance:.0e}",
+        where=decoder.location,
+        hint="nothing was written; report this with the checkpoint's config.json",
+    )
+
+
+def _with_tokenizer(decoder: Decoder, folder: Path | None) -> Decoder:
+    """The decoder with the tokenizer files of `folder`, where one is given, instead of its own."""
+    if folder is None:
+        return decoder
+    found = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
+    if "tokenizer.json" not in found:
+        raise InputRefused("no tokenizer.json in this folder", where=folder, hint="--tokenizer takes the HF folder")
+    kept = {name: content for name, content in decoder.assets.items() if name not in TOKENIZER_FILES}
+    return dataclasses.replace(decoder, assets={**kept, **found})
+
+
+def _write_assets(folder: Path, decoder: Decoder, stop_token_ids: tuple[int, ...]) -> None:
+    """Tokenizer files as they came; `config.json` and `generation_config.json` as GenAI reads them."""
+    for name, content in decoder.assets.items():
+        (folder / name).write_bytes(content)
+    generation = json.loads(decoder.assets.get("generation_config.json", b"{}"))
+    generation["eos_token_id"] = list(stop_token_ids)
+    _write_json(folder / "generation_config.json", generation)
+    _write_json(folder / "config.json", _config(decoder.spec, stop_token_ids))
+
+
+def _config(spec: DecoderSpec, stop_token_ids: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "model_type": spec.family,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_size,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "bos_token_id": spec.bos_token_id,
+        "eos_token_id": list(stop_token_ids),
+        "tie_word_embeddings": spec.tie_word_embeddings,
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,183 @@
+"""In-flight batching on OpenVINO GenAI: paged KV cache, chunked context, one engine step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtbuild.targets.base import Limits
+from trtbuild.targets.cpu.loading import MODEL_BIN, load_engine
+from trtbuild.targets.serving import EngineMemory, FinishReason, Request, TokenEvent
+
+BLOCK_TOKENS = 32
+"""Tokens of one KV block of OpenVINO's CPU paged attention."""
+
+
+def pool_blocks(limits: Limits) -> int:
+    """KV blocks of the pool; a pool not given explicitly holds `max_batch_size` sequences of `max_seq_len`."""
+    if limits.kv_pool_tokens is not None:
+        return -(-limits.kv_pool_tokens // BLOCK_TOKENS)
+    return limits.max_batch_size * -(-limits.max_seq_len // BLOCK_TOKENS)
+
+
+def open_pipeline(folder: Path, limits: Limits, properties: Mapping[str, Any]) -> Any:
+    """GenAI's ContinuousBatchingPipeline with the limits mapped onto its scheduler."""
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = limits.max_num_tokens
+    scheduler.max_num_seqs = limits.max_batch_size
+    scheduler.num_kv_blocks = pool_blocks(limits)
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = False
+    return openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", dict(properties))
+
+
+def generation_config(request: Request, max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> Any:
+    """GenAI's GenerationConfig of a request."""
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = max_new_tokens
+    config.ignore_eos = request.ignore_eos
+    if stop_token_ids:
+        config.eos_token_id = stop_token_ids[0]
+        config.stop_token_ids = set(stop_token_ids)
+    else:
+        config.ignore_eos = True
+    config.do_sample = request.temperature > 0
+    if config.do_sample:
+        config.temperature = request.temperature
+        config.top_p = request.top_p
+        config.rng_seed = request.seed
+    return config
+
+
+@dataclass
+class _Running:
+    request_id: int
+    handle: Any
+    cancelled: bool = False
+
+
+class CpuDriver:
+    """Implements `targets.serving.Driver`. A stop token is the last token of its request's events."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits,
+        properties: Mapping[str, Any],
+        stop_token_ids: tuple[int, ...],
+        vocab_size: int,
+    ) -> None:
+        self._pipeline = open_pipeline(folder, limits, properties)
+        self._limits = limits
+        self._stop_token_ids = stop_token_ids
+        self._vocab_size = vocab_size
+        self._weights_bytes = (folder / MODEL_BIN).stat().st_size
+        self._running: dict[int, _Running] = {}
+        self._refused: list[TokenEvent] = []
+        self._next_handle = 0
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def submit(self, request: Request) -> None:
+        import openvino
+
+        reason = self._refusal(request)
+        if reason is not None:
+            self._refused.append(TokenEvent(request.id, self.now(), (), "error", reason))
+            return
+        room = min(request.max_new_tokens, self._limits.max_seq_len - len(request.token_ids))
+        config = generation_config(request, room, self._stop_token_ids)
+        ids = openvino.Tensor(np.asarray(request.token_ids, np.int64)[None])
+        handle = self._pipeline.add_request(self._next_handle, ids, config)
+        self._running[request.id] = _Running(request.id, handle)
+        self._next_handle += 1
+
+    def _refusal(self, request: Request) -> str | None:
+        """Why the engine's limits or the protocol cannot take a request, None when they can."""
+        length = len(request.token_ids)
+        if request.id in self._running:
+            return f"request id {request.id} is in flight already"
+        if length == 0:
+            return "the prompt is empty"
+        if length >= self._limits.max_seq_len:
+            return f"the prompt has {length} tokens, max_seq_len {self._limits.max_seq_len} leaves no room to answer"
+        if length > self._limits.max_input_len:
+            return f"the prompt has {length} tokens, max_input_len is {self._limits.max_input_len}"
+        if request.max_new_tokens < 1:
+            return f"max_new_tokens is {request.max_new_tokens}"
+        if not 0 <= min(request.token_ids) <= max(request.token_ids) < self._vocab_size:
+            return f"a token id is outside the vocabulary of {self._vocab_size}"
+        if request.temperature < 0 or not 0 < request.top_p <= 1:
+            return f"temperature {request.temperature} or top_p {request.top_p} is out of range"
+        return None
+
+    def step(self, until: float | None) -> list[TokenEvent]:
+        events, self._refused = self._refused, []
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        elif until is not None and not events and not self._running:
+            time.sleep(max(0.0, until - self.now()))
+        now = self.now()
+        for running in list(self._running.values()):
+            event = _read(running, now)
+            if event is not None:
+                events.append(event)
+                if event.finish is not None:
+                    del self._running[running.request_id]
+        return events
+
+    def cancel(self, request_id: int) -> None:
+        running = self._running.get(request_id)
+        if running is not None:
+            running.cancelled = True
+            running.handle.cancel()
+
+    def memory(self) -> EngineMemory:
+        pool_bytes = int(self._pipeline.get_metrics().kv_cache_size_in_bytes)
+        tokens = pool_blocks(self._limits) * BLOCK_TOKENS
+        return EngineMemory(self._weights_bytes, pool_bytes, pool_bytes // tokens, tokens)
+
+    def close(self) -> None:
+        for request_id in list(self._running):
+            self.cancel(request_id)
+        del self._pipeline
+
+
+def _read(running: _Running, now: float) -> TokenEvent | None:
+    """What a request got in the last step; None for nothing."""
+    from openvino_genai import GenerationFinishReason
+    from openvino_genai.py_openvino_genai import GenerationStatus
+
+    if running.cancelled:
+        return TokenEvent(running.request_id, now, (), "cancelled")
+    tokens: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    reasons: Mapping[Any, FinishReason] = {
+        GenerationFinishReason.STOP: "stop",
+        GenerationFinishReason.LENGTH: "length",
+    }
+    while running.handle.can_read():
+        for output in running.handle.read().values():
+            tokens += tuple(int(token) for token in output.generated_ids)
+            finish = reasons.get(output.finish_reason, finish)
+    if finish is None and running.handle.get_status() == GenerationStatus.IGNORED:
+        return TokenEvent(running.request_id, now, tokens, "error", "the KV pool has no room for this request")
+    return TokenEvent(running.request_id, now, tokens, finish) if tokens or finish else None
+
+
+def open_driver(path: Path) -> CpuDriver:
+    """Serve an engine with the limits it was built for."""
+    cpu = load_engine(path)
+    return CpuDriver(
+        path, cpu.engine.limits, cpu.properties, cpu.stop_token_ids, int(cpu.engine.settings["vocab_size"])
+    )

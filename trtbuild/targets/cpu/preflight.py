@@ -1,0 +1,79 @@
+"""What can be said of a CPU engine before anything is written: rules, and bytes."""
+
+from __future__ import annotations
+
+from trtbuild.checkpoint.linear import READERS
+from trtbuild.checkpoint.spec import LINEAR_MODULES, Decoder, DecoderSpec, Quantization, module_path
+from trtbuild.graph.decoder import ACTIVATIONS
+from trtbuild.targets.base import BuildOptions, Finding, Footprint, Limits, limit_findings
+from trtbuild.targets.cpu.properties import KV_CACHE_TYPES, default_kv_cache
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+RUNTIME_BYTES = 250_000_000
+"""Resident memory of Python with OpenVINO and GenAI loaded and a model of no size compiled."""
+
+
+def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[Finding]:
+    """Every rule this target has; needs headers only."""
+    spec, quantization = decoder.spec, decoder.quantization
+    findings = limit_findings(spec, limits)
+    if quantization.quant_algo is not None and quantization.quant_algo not in READERS:
+        findings.append(
+            Finding(
+                "quant_algo",
+                f"{quantization.quant_algo} runs on a GPU only",
+                f"the CPU target runs {', '.join(READERS)} and unquantized checkpoints",
+            )
+        )
+    if spec.hidden_act not in ACTIVATIONS:
+        findings.append(Finding("hidden_act", f"{spec.hidden_act} is not supported", ", ".join(ACTIVATIONS)))
+    if options.kv_cache is not None and options.kv_cache not in KV_CACHE_TYPES:
+        known = ", ".join(KV_CACHE_TYPES)
+        findings.append(Finding("kv_cache", f"{options.kv_cache} is not a KV cache precision here", f"one of {known}"))
+    if quantization.kv_cache_quant_algo is not None and options.kv_cache is None:
+        text = f"the checkpoint's {quantization.kv_cache_quant_algo} KV cache runs as u8 with a scale per token here"
+        findings.append(Finding("kv_cache", text, "its quality on a GPU may differ", fatal=False))
+    if options.sms:
+        findings.append(Finding("sm", "SM versions mean nothing on a CPU", "leave --sm out", fatal=False))
+    if limits.max_num_tokens < limits.max_batch_size:
+        text = f"max_num_tokens {limits.max_num_tokens} is below max_batch_size {limits.max_batch_size}"
+        findings.append(Finding("max_num_tokens", text, "not every sequence advances in every step", fatal=False))
+    return findings
+
+
+def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
+    """Bytes one token takes in the paged cache over all layers; u8 adds an FP32 scale and zero point per head."""
+    overhead = 8 if kv_cache == "u8" else 0
+    head = spec.head_size * KV_CACHE_TYPES[kv_cache] + overhead
+    return spec.num_layers * 2 * spec.num_kv_heads * head
+
+
+def weight_bytes(spec: DecoderSpec, quantization: Quantization) -> int:
+    """Bytes of the weights in the engine's file: quantized linears one byte each, a tied head once."""
+    float_bytes = DTYPE_BYTES[spec.dtype]
+    tables = spec.vocab_size * spec.hidden_size * float_bytes
+    total = tables if spec.tie_word_embeddings else 2 * tables
+    for layer in range(spec.num_layers):
+        for module in LINEAR_MODULES:
+            rows, columns = spec.linear_shape(module)
+            quantized = quantization.quantizes(module_path(layer, module))
+            total += rows * columns * (1 if quantized else float_bytes) + (rows * 4 if quantized else 0)
+    return total
+
+
+def footprint(spec: DecoderSpec, quantization: Quantization, limits: Limits, options: BuildOptions) -> Footprint:
+    """Bytes on disk and in memory. The plugin packs the weights into its own layout beside the mapped file."""
+    kv_cache = options.kv_cache or default_kv_cache(spec.dtype, quantization.kv_cache_quant_algo)
+    weights = weight_bytes(spec, quantization)
+    rows = limits.max_num_tokens
+    wide = max(spec.linear_shape("attention.qkv")[0], 2 * spec.intermediate_size)
+    activations = rows * (4 * spec.hidden_size + wide) * 4 + limits.max_batch_size * spec.vocab_size * 4
+    return Footprint(
+        disk_bytes=weights,
+        build_peak_bytes=RUNTIME_BYTES + 2 * weights,
+        weights_bytes=weights,
+        kv_bytes_per_token=kv_bytes_per_token(spec, kv_cache),
+        activation_bytes=activations,
+        runtime_bytes=RUNTIME_BYTES,
+    )
