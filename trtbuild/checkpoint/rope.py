@@ -20,6 +20,8 @@ from trtbuild.errors import InputRefused
 _Float64 = npt.NDArray[np.float64]
 _Formula = Callable[[DecoderSpec, Mapping[str, Any], "int | None"], tuple[_Float64, float]]
 
+_ORIGINAL = "original_max_position_embeddings"
+
 
 def rotary_dim(spec: DecoderSpec) -> int:
     """How many of the head_size dimensions rotate (the first ones)."""
@@ -48,19 +50,22 @@ def _formula_of(rope_type: Any, where: str | None = None) -> _Formula:
     return formula
 
 
-def _plain(spec: DecoderSpec) -> _Float64:
-    dim = rotary_dim(spec)
-    return float(spec.rope.base) ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
+def _plain(base: float, dim: int) -> _Float64:
+    return np.power(float(base), -(np.arange(0, dim, 2, dtype=np.float64) / dim))
+
+
+def _plain_of(spec: DecoderSpec) -> _Float64:
+    return _plain(spec.rope.base, rotary_dim(spec))
 
 
 def _default(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | None) -> tuple[_Float64, float]:
     del scaling, max_seq_len
-    return _plain(spec), 1.0
+    return _plain_of(spec), 1.0
 
 
 def _linear(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | None) -> tuple[_Float64, float]:
     del max_seq_len
-    return _plain(spec) / scaling["factor"], 1.0
+    return _plain_of(spec) / scaling["factor"], 1.0
 
 
 def _dynamic(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | None) -> tuple[_Float64, float]:
@@ -71,22 +76,26 @@ def _dynamic(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | N
             "every token",
             hint=f"keep max_seq_len at or below {spec.max_position_embeddings}",
         )
-    return _plain(spec), 1.0
+    return _plain_of(spec), 1.0
+
+
+def llama3_factors(scaling: Mapping[str, Any], base: float, dim: int) -> _Float64:
+    """What a llama3 scaling divides each plain frequency by, float64 [dim / 2]."""
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling[_ORIGINAL] * _plain(base, dim) / (2 * math.pi)
+    # share of the unscaled frequency: none below `low` turns per original window, all above `high`
+    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return 1 / ((1 - share) / factor + share)
 
 
 def _llama3(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | None) -> tuple[_Float64, float]:
     del max_seq_len
-    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    plain = _plain(spec)
-    turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
-    # share of the unscaled frequency: none below `low` turns per original window, all above `high`
-    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 - share) * plain / factor + share * plain, 1.0
+    return _plain_of(spec) / llama3_factors(scaling, spec.rope.base, rotary_dim(spec)), 1.0
 
 
 def _yarn(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | None) -> tuple[_Float64, float]:
     del max_seq_len
-    dim, plain = rotary_dim(spec), _plain(spec)
+    dim, plain = rotary_dim(spec), _plain_of(spec)
     original = scaling["original_max_position_embeddings"]
     factor = scaling.get("factor") or spec.max_position_embeddings / original
 
@@ -124,7 +133,7 @@ def _longrope(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | 
     if attention_factor is None:
         factor = scaling.get("factor") or spec.max_position_embeddings / original
         attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return _plain(spec) / factors, float(attention_factor)
+    return _plain_of(spec) / factors, float(attention_factor)
 
 
 ROPE_TYPES: dict[str, _Formula] = {
@@ -149,7 +158,6 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
 """rope_type → settings it cannot do without."""
 
 _OPTIONAL_NUMBERS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-_ORIGINAL = "original_max_position_embeddings"
 
 
 def read_scaling(
