@@ -34,9 +34,9 @@ class Request:
 class TokenEvent:
     """What one step gave one request, at `time_s` on the driver's clock.
 
-    `token_ids` are the engine's own new ids: end-of-sequence and stop tokens are not among them, so an answer that
-    stops at once has none. `finish` is set on the last event of a request and only there; `error` says why when
-    `finish` is "error".
+    `token_ids` are the engine's own new ids; a stop token is the last of them (the engine computed it, so it counts,
+    but it is never padded). `finish` is set on the last event of a request and only there; `error` says why when
+    `finish` is "error". An answer may have no token at all.
     """
 
     request_id: int
