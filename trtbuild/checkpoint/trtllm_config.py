@@ -6,13 +6,15 @@ their defaults are wrong for these families (`rotary_base` 10000, `hidden_act` g
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtbuild import __version__
+from trtbuild.checkpoint.architectures import ARCHITECTURES
+from trtbuild.checkpoint.fields import Fields, read_json
+from trtbuild.checkpoint.rope import read_scaling
 from trtbuild.checkpoint.spec import DecoderSpec, Quantization, RopeSpec
 from trtbuild.errors import InputRefused
 
@@ -71,26 +73,29 @@ def _phi3_keys(spec: DecoderSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FamilyConfig:
-    """How TensorRT-LLM names a family, the keys only its config class has, and whether it fuses up and gate.
+    """The keys that only a family's config class has, and whether TensorRT-LLM fuses up and gate.
 
     `fused_mlp`: its MLP is one linear `mlp.fc` of 2·intermediate rows, on each rank first up_proj, then gate_proj.
+    `dense_bias` and `pipeline`: whether its model class has a bias in attention.dense, and pipeline stages.
     """
 
-    architecture: str
     keys: Callable[[DecoderSpec], dict[str, Any]]
     fused_mlp: bool = False
+    dense_bias: bool = True
+    pipeline: bool = True
 
 
 FAMILIES: Mapping[str, FamilyConfig] = {
-    "llama": FamilyConfig("LlamaForCausalLM", _llama_keys),
-    "mistral": FamilyConfig("MistralForCausalLM", _llama_keys),
-    "qwen2": FamilyConfig("Qwen2ForCausalLM", _qwen_keys),
-    "qwen3": FamilyConfig("Qwen3ForCausalLM", _qwen_keys),
-    "phi3": FamilyConfig("Phi3ForCausalLM", _phi3_keys, fused_mlp=True),
+    "llama": FamilyConfig(_llama_keys),
+    "mistral": FamilyConfig(_llama_keys),
+    "qwen2": FamilyConfig(_qwen_keys, dense_bias=False),
+    "qwen3": FamilyConfig(_qwen_keys, dense_bias=False),
+    "phi3": FamilyConfig(_phi3_keys, fused_mlp=True, dense_bias=False, pipeline=False),
 }
 """Family of DecoderSpec → its TensorRT-LLM side."""
 
-ARCHITECTURES: Mapping[str, str] = {row.architecture: family for family, row in FAMILIES.items()}
+FAMILY_OF: Mapping[str, str] = {row.trtllm: row.family for row in ARCHITECTURES.values() if row.family in FAMILIES}
+"""`architecture` of a checkpoint → family."""
 
 
 def _quantization_block(quantization: Quantization) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def build_config(spec: DecoderSpec, quantization: Quantization, ranks: Ranks, *,
     family = FAMILIES[spec.family]
     return {
         "producer": {"name": "trtbuild", "version": __version__},
-        "architecture": family.architecture,
+        "architecture": ARCHITECTURES[spec.family].trtllm,
         "dtype": dtype,
         "logits_dtype": "float32",
         "num_hidden_layers": spec.num_layers,
@@ -147,171 +152,136 @@ def build_config(spec: DecoderSpec, quantization: Quantization, ranks: Ranks, *,
     }
 
 
-class Keys:
-    """Typed look-ups in `config.json`; every complaint names the file and the key."""
-
-    def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
-        self._values, self.path, self._prefix = values, path, prefix
-
-    def _refuse(self, key: str, what: str) -> InputRefused:
-        return InputRefused(f"{self._prefix}{key} {what}", where=self.path)
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self._values.get(key)
-        if value is None:
-            if default is ...:
-                raise self._refuse(key, "is missing")
-            return default
-        return value
-
-    def count(self, key: str, default: Any = ...) -> int:
-        value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._refuse(key, f"must be a positive whole number, not {value!r}")
-        return value
-
-    def number(self, key: str, default: Any = ...) -> float:
-        value = self._get(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise self._refuse(key, f"must be a positive number, not {value!r}")
-        return float(value)
-
-    def text(self, key: str, default: Any = ...) -> Any:
-        value = self._get(key, default)
-        if value is not default and not isinstance(value, str):
-            raise self._refuse(key, f"must be a string, not {value!r}")
-        return value
-
-    def flag(self, key: str, default: Any = ...) -> Any:
-        value = self._get(key, default)
-        if value is not default and not isinstance(value, bool):
-            raise self._refuse(key, f"must be true or false, not {value!r}")
-        return value
-
-    def strings(self, key: str) -> tuple[str, ...] | None:
-        value = self._get(key, None)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._refuse(key, f"must be a list of strings, not {value!r}")
-        return tuple(value)
-
-    def block(self, key: str) -> Keys:
-        value = self._get(key, {})
-        if not isinstance(value, dict):
-            raise self._refuse(key, f"must be an object, not {value!r}")
-        return Keys(value, self.path, f"{self._prefix}{key}.")
-
-    def raw(self, key: str) -> Any:
-        return self._values.get(key)
-
-
-def load_config(directory: Path) -> Keys:
+def load_config(directory: Path) -> Fields:
     """Read `config.json` of a checkpoint folder. Raises InputRefused when it is not one."""
     path = directory / CONFIG_NAME
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputRefused("no config.json: not a TensorRT-LLM checkpoint", where=directory) from error
-    except (ValueError, RecursionError) as error:
-        raise InputRefused(f"not valid JSON ({error})", where=path) from error
-    if not isinstance(values, dict) or "architecture" not in values:
+    if not path.is_file():
+        raise InputRefused("no config.json: not a TensorRT-LLM checkpoint", where=directory)
+    config = Fields(read_json(path), str(path))
+    if config.get("architecture") is None:
         raise InputRefused(
             "config.json has no `architecture`: not a TensorRT-LLM checkpoint",
             where=directory,
             hint="make one with `trtbuild quantize MODEL -o CKPT`",
         )
-    return Keys(values, path)
+    return config
 
 
-def parse_ranks(config: Keys) -> Ranks:
+def _block(config: Fields, name: str) -> Fields:
+    value = config.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise config.refuse(name, "must be an object")
+    return Fields(value or {}, f"{config.where}: {name}")
+
+
+def _optional(fields: Fields, name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise fields.refuse(name, f"is {value!r}, {kind.__name__} is needed")
+    return value
+
+
+def parse_ranks(config: Fields) -> Ranks:
     """The `mapping` block. Raises InputRefused for context parallelism and for a world_size that is not tp·pp."""
-    mapping = config.block("mapping")
+    mapping = _block(config, "mapping")
     ranks = Ranks(mapping.count("tp_size", 1), mapping.count("pp_size", 1))
     if mapping.count("cp_size", 1) != 1:
-        raise InputRefused("context parallelism (cp_size > 1) is not supported", where=config.path)
+        raise mapping.refuse("cp_size", "above 1 (context parallelism) is not supported")
     world = mapping.count("world_size", ranks.world)
     if world != ranks.world:
-        raise InputRefused(f"world_size {world} is not tp_size {ranks.tp} × pp_size {ranks.pp}", where=config.path)
+        raise mapping.refuse("world_size", f"is {world}, but tp_size {ranks.tp} × pp_size {ranks.pp} = {ranks.world}")
     return ranks
 
 
-def parse_quantization(config: Keys) -> Quantization:
-    block = config.block("quantization")
+def parse_quantization(config: Fields) -> Quantization:
+    """The `quantization` block; an absent one is no quantization."""
+    block = _block(config, "quantization")
+    exclude = _optional(block, "exclude_modules", list)
+    if exclude is not None and not all(isinstance(pattern, str) for pattern in exclude):
+        raise block.refuse("exclude_modules", "must be a list of module patterns")
     return Quantization(
-        quant_algo=block.text("quant_algo", None),
-        kv_cache_quant_algo=block.text("kv_cache_quant_algo", None),
-        exclude_modules=block.strings("exclude_modules"),
-        group_size=block.raw("group_size"),
-        has_zero_point=block.flag("has_zero_point", None),
-        pre_quant_scale=block.flag("pre_quant_scale", None),
-        smoothquant_val=block.raw("smoothquant_val"),
+        quant_algo=_optional(block, "quant_algo", str),
+        kv_cache_quant_algo=_optional(block, "kv_cache_quant_algo", str),
+        exclude_modules=None if exclude is None else tuple(exclude),
+        group_size=None if block.get("group_size") is None else block.count("group_size"),
+        has_zero_point=_optional(block, "has_zero_point", bool),
+        pre_quant_scale=_optional(block, "pre_quant_scale", bool),
+        smoothquant_val=None if block.get("smoothquant_val") is None else block.number("smoothquant_val"),
     )
 
 
-def _parse_rope(config: Keys) -> RopeSpec:
-    scaling = config.raw("rotary_scaling")
-    if scaling is not None:
-        if not isinstance(scaling, dict):
-            raise InputRefused(f"rotary_scaling must be an object, not {scaling!r}", where=config.path)
-        scaling = dict(scaling)
-        scaling.setdefault("rope_type", scaling.pop("type", "default"))
-        if scaling["rope_type"] == "default":
-            scaling = None
-    if scaling is None and config.raw("longrope_scaling_short_factors") is not None:
+def _parse_rope(config: Fields, head_size: int, max_positions: int) -> RopeSpec:
+    rotary_pct = config.number("rotary_pct", 1.0)
+    scaling = _optional(config, "rotary_scaling", dict)
+    if scaling is None and config.get("longrope_scaling_short_factors") is not None:
         scaling = {
             "rope_type": "longrope",
-            "short_factor": config.raw("longrope_scaling_short_factors"),
-            "long_factor": config.raw("longrope_scaling_long_factors"),
+            "short_factor": config.get("longrope_scaling_short_factors"),
+            "long_factor": config.get("longrope_scaling_long_factors"),
             "original_max_position_embeddings": config.count("original_max_position_embeddings"),
         }
-    return RopeSpec(
-        base=config.number("rotary_base", ROTARY_BASE_DEFAULT),
-        scaling=scaling,
-        rotary_pct=config.number("rotary_pct", 1.0),
-    )
+    if scaling is not None:
+        scaling = read_scaling(
+            scaling,
+            f"{config.where}: rotary_scaling",
+            rotary_pairs=int(head_size * rotary_pct) // 2,
+            original_window=max_positions,
+        )
+    return RopeSpec(config.number("rotary_base", ROTARY_BASE_DEFAULT), scaling, rotary_pct)
 
 
-def parse_spec(config: Keys, *, biases: Mapping[str, bool], qk_norm: bool) -> DecoderSpec:
+def _parse_sliding_layers(ours: Fields, num_layers: int) -> tuple[bool, ...] | None:
+    layers = _optional(ours, "sliding_layers", list)
+    if layers is None:
+        return None
+    if len(layers) != num_layers or not all(isinstance(flag, bool) for flag in layers):
+        raise ours.refuse("sliding_layers", f"must be true or false for each of {num_layers} layers")
+    return tuple(layers)
+
+
+def parse_spec(config: Fields, *, biases: Mapping[str, bool], qk_norm: bool) -> DecoderSpec:
     """DecoderSpec of a checkpoint; `biases` (linear module → present) and `qk_norm` come from the tensors themselves.
 
     Raises InputRefused for an architecture without a family and for keys of a wrong kind.
     """
     architecture = config.text("architecture")
-    family = ARCHITECTURES.get(architecture)
+    family = FAMILY_OF.get(architecture)
     if family is None:
         raise InputRefused(
             f"architecture {architecture} is not supported",
-            where=config.path,
-            hint=f"supported: {', '.join(ARCHITECTURES)}",
+            where=config.where,
+            hint=f"supported: {', '.join(FAMILY_OF)}",
         )
-    heads = config.count("num_attention_heads")
-    hidden = config.count("hidden_size")
-    hidden_act = config.text("hidden_act")
-    ours = config.block(_OURS)
-    layers = config.count("num_hidden_layers")
-    sliding_layers = ours.raw("sliding_layers")
+    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    kv_heads = config.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.refuse("num_attention_heads", f"({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
+    head_size = config.count("head_size", hidden // heads or 1)
+    num_layers, max_positions = config.count("num_hidden_layers"), config.count("max_position_embeddings")
+    activation = config.text("hidden_act")
+    if activation not in ("silu", "swiglu"):
+        raise config.refuse("hidden_act", f"is {activation!r}, only silu is supported")
+    ours = _block(config, _OURS)
     return DecoderSpec(
         family=family,
         hidden_size=hidden,
-        num_layers=layers,
+        num_layers=num_layers,
         num_heads=heads,
-        num_kv_heads=config.count("num_key_value_heads", heads),
-        head_size=config.count("head_size", max(hidden // heads, 1)),
+        num_kv_heads=kv_heads,
+        head_size=head_size,
         intermediate_size=config.count("intermediate_size", 4 * hidden),
         vocab_size=config.count("vocab_size"),
-        max_position_embeddings=config.count("max_position_embeddings"),
+        max_position_embeddings=max_positions,
         norm_epsilon=config.number("norm_epsilon", 1e-5),
-        rope=_parse_rope(config),
-        hidden_act="silu" if hidden_act == "swiglu" else hidden_act,
+        rope=_parse_rope(config, head_size, max_positions),
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         qkv_bias=biases.get("attention.qkv", False),
         dense_bias=biases.get("attention.dense", False),
         mlp_bias=biases.get("mlp.fc", False),
         qk_norm=qk_norm,
-        sliding_window=ours.raw("sliding_window"),
-        sliding_layers=None if sliding_layers is None else tuple(sliding_layers),
+        sliding_window=None if ours.get("sliding_window") is None else ours.count("sliding_window"),
+        sliding_layers=_parse_sliding_layers(ours, num_layers),
         dtype=config.text("dtype"),
-        bos_token_id=ours.raw("bos_token_id"),
-        eos_token_ids=tuple(ours.raw("eos_token_ids") or ()),
+        bos_token_id=next(iter(ours.token_ids("bos_token_id")), None),
+        eos_token_ids=ours.token_ids("eos_token_ids"),
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from trtbuild.checkpoint.assembly import Extent, content_fingerprint
+from trtbuild.checkpoint.fields import Fields
+from trtbuild.checkpoint.huggingface import read_assets
 from trtbuild.checkpoint.safetensors import SafetensorsFile, StoredTensor, read_header
 from trtbuild.checkpoint.spec import (
     EMBEDDING,
@@ -22,22 +25,18 @@ from trtbuild.checkpoint.spec import (
     layer_prefix,
 )
 from trtbuild.checkpoint.trtllm_config import (
-    CONFIG_NAME,
     FAMILIES,
     ROTARY_BASE_DEFAULT,
-    Keys,
     Ranks,
     load_config,
     parse_quantization,
     parse_ranks,
     parse_spec,
 )
-from trtbuild.checkpoint.trtllm_sharding import WHOLE, Split, cut_axis, module_of, split_local
+from trtbuild.checkpoint.trtllm_sharding import WHOLE, Split, cut_axis, hub_name, layer_of, module_of, split_local
 from trtbuild.errors import InputRefused
-from trtbuild.store.fingerprint import fingerprint_file, fingerprint_json
+from trtbuild.store.fingerprint import fingerprint_json
 
-ASSET_SUFFIXES = (".json", ".jinja", ".model", ".txt")
-_NOT_ASSETS = {CONFIG_NAME, "manifest.json", "quant_cfg.json", "quantization.json", "hf_quant_config.json"}
 _KERNEL_LAYOUT_ALGOS = ("W8A16", "W4A16")
 
 
@@ -46,7 +45,7 @@ class RankFiles:
     """A checkpoint folder with all headers read: `files[stage][tp_rank]`."""
 
     directory: Path
-    config: Keys
+    config: Fields
     ranks: Ranks
     quantization: Quantization
     files: tuple[tuple[SafetensorsFile, ...], ...]
@@ -54,7 +53,9 @@ class RankFiles:
     @property
     def embedding_axis(self) -> int | None:
         """Axis along which the embedding is shared out, None when every rank holds it whole."""
-        return self.config.raw("embedding_sharding_dim") or 0 if self.config.raw("use_parallel_embedding") else None
+        if not self.config.flag("use_parallel_embedding", False):
+            return None
+        return 1 if self.config.get("embedding_sharding_dim") == 1 else 0
 
     def names(self, stage: int) -> list[str]:
         return list(self.files[stage][0].tensors)
@@ -133,18 +134,11 @@ def _lazy(shards: list[StoredTensor], split: Split, sections: tuple[int, ...] | 
     return Tensor(shards[0].dtype, tuple(shape), source, lambda: assemble(shards, split, sections))
 
 
-def _hub_name(name: str, stage: int, layers_per_stage: int) -> str:
-    if not name.startswith("transformer.layers."):
-        return name
-    prefix, layers, number, rest = name.split(".", 3)
-    return f"{prefix}.{layers}.{int(number) + stage * layers_per_stage}.{rest}"
-
-
 def _tensors(checkpoint: RankFiles, spec: DecoderSpec) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    tp, per_stage = checkpoint.ranks.tp, spec.num_layers // checkpoint.ranks.pp
+    tp, pp = checkpoint.ranks.tp, checkpoint.ranks.pp
     fused = FAMILIES[spec.family].fused_mlp
-    for stage in range(checkpoint.ranks.pp):
+    for stage in range(pp):
         for name in checkpoint.names(stage):
             shards = checkpoint.stored(stage, name)
             split = split_local(spec, name, shards[0].shape, tp, checkpoint.embedding_axis)
@@ -153,7 +147,7 @@ def _tensors(checkpoint: RankFiles, spec: DecoderSpec) -> dict[str, Tensor]:
                     f"shape {shards[0].shape} does not fit the sizes in config.json with tp {tp}",
                     where=shards[0].source,
                 )
-            hub = _hub_name(name, stage, per_stage)
+            hub = hub_name(name, stage, spec.num_layers, pp)
             if fused and module_of(name)[0] == "mlp.fc":
                 cut = cut_axis(name, shards[0].shape, None) is not None
                 gate = hub.replace(".mlp.fc.", ".mlp.gate.")
@@ -162,6 +156,22 @@ def _tensors(checkpoint: RankFiles, spec: DecoderSpec) -> dict[str, Tensor]:
             else:
                 tensors[hub] = _lazy(shards, split)
     return tensors
+
+
+def _check_layers(checkpoint: RankFiles, spec: DecoderSpec) -> None:
+    per_stage, rest = divmod(spec.num_layers, checkpoint.ranks.pp)
+    if rest:
+        raise InputRefused(
+            f"{spec.num_layers} layers do not divide into pp {checkpoint.ranks.pp}", where=checkpoint.directory
+        )
+    for row in checkpoint.files:
+        found = {inside[0] for inside in map(layer_of, row[0].tensors) if inside is not None}
+        if len(found) != per_stage:
+            raise InputRefused(
+                f"holds {len(found)} decoder layers, but config.json says {spec.num_layers} over "
+                f"{checkpoint.ranks.pp} pipeline stages",
+                where=row[0].path,
+            )
 
 
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
@@ -215,7 +225,7 @@ def _filled(spec: DecoderSpec, source: DecoderSpec, directory: Path) -> DecoderS
 
 def _notes(checkpoint: RankFiles, tensors: Mapping[str, Tensor], *, rope_given: bool) -> tuple[str, ...]:
     notes = []
-    if checkpoint.config.raw("rotary_base") is None and not rope_given:
+    if checkpoint.config.get("rotary_base") is None and not rope_given:
         notes.append(
             f"WARNING: config.json has no rotary_base, so TensorRT-LLM will use {ROTARY_BASE_DEFAULT:g} and no "
             "rotary_scaling; if the model says otherwise the engine talks nonsense. Give the folder of the original "
@@ -232,17 +242,15 @@ def _notes(checkpoint: RankFiles, tensors: Mapping[str, Tensor], *, rope_given: 
     return tuple(notes)
 
 
-def _assets(directory: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(directory.iterdir())
-        if path.is_file() and path.suffix in ASSET_SUFFIXES and path.name not in _NOT_ASSETS
-    }
-
-
-def _fingerprint(directory: Path) -> str:
-    paths = [directory / CONFIG_NAME, *directory.glob("rank*.safetensors")]
-    return fingerprint_json({path.name: fingerprint_file(path) for path in paths})
+def _fingerprint(checkpoint: RankFiles, spec: DecoderSpec) -> Callable[[], str]:
+    extents = [
+        Extent(f"{file.path.name}:{t.name}", t.dtype.name, t.shape, t.path, t.offset_bytes, t.size_bytes)
+        for row in checkpoint.files
+        for file in row
+        for t in file.tensors.values()
+    ]
+    weights = content_fingerprint(spec, extents)
+    return lambda: fingerprint_json({"weights": weights(), "quantization": asdict(checkpoint.quantization)})
 
 
 def read_checkpoint(path: Path | str, *, source: DecoderSpec | None = None) -> Decoder:
@@ -256,20 +264,19 @@ def read_checkpoint(path: Path | str, *, source: DecoderSpec | None = None) -> D
     checkpoint = open_rank_files(directory)
     _refuse_kernel_layout(checkpoint)
     spec = read_spec(checkpoint)
-    if spec.num_layers % checkpoint.ranks.pp:
-        raise InputRefused(f"{spec.num_layers} layers do not divide into pp {checkpoint.ranks.pp}", where=directory)
+    _check_layers(checkpoint, spec)
     if source is not None:
         spec = _filled(spec, source, directory)
     tensors = _tensors(checkpoint, spec)
-    if HEAD not in tensors and EMBEDDING in tensors and checkpoint.config.raw("share_embedding_table"):
+    if HEAD not in tensors and EMBEDDING in tensors and checkpoint.config.get("share_embedding_table"):
         tensors[HEAD] = tensors[EMBEDDING]
     _check(checkpoint, spec, tensors)
     return Decoder(
         spec=spec,
         tensors=tensors,
         location=str(path),
-        fingerprint=lambda: _fingerprint(directory),
+        fingerprint=_fingerprint(checkpoint, spec),
         quantization=checkpoint.quantization,
-        assets=_assets(directory),
+        assets=read_assets(directory),
         notes=_notes(checkpoint, tensors, rope_given=source is not None),
     )

@@ -10,10 +10,11 @@ Checked bit for bit against checkpoints that nvidia-modelopt 0.37 and 0.47 expor
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trtbuild.checkpoint.spec import DecoderSpec
+from trtbuild.checkpoint.spec import EMBEDDING, DecoderSpec, layer_prefix
 from trtbuild.checkpoint.trtllm_config import FAMILIES, Ranks
 from trtbuild.errors import UsageError
 
@@ -94,11 +95,35 @@ class Split:
 WHOLE = Split(None)
 
 
+_LAYER = re.compile(r"transformer\.layers\.(0|[1-9]\d{0,6})\.(.+)")
+
+
+def layer_of(name: str) -> tuple[int, str] | None:
+    """(layer number, rest of the name) of a tensor inside a decoder layer, None for any other."""
+    match = _LAYER.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
+
+
 def module_of(name: str) -> tuple[str, str]:
     """(module, suffix) of a tensor name: `transformer.layers.3.mlp.fc.weight` → ("mlp.fc", "weight")."""
-    path, _, suffix = name.rpartition(".")
-    path = path.removeprefix("transformer.")
-    return (path.split(".", 2)[2] if path.startswith("layers.") and path.count(".") > 1 else path), suffix
+    inside = layer_of(name)
+    module, _, suffix = (name.removeprefix("transformer.") if inside is None else inside[1]).rpartition(".")
+    return module, suffix
+
+
+def stage_of(name: str, num_layers: int, pp: int) -> tuple[int, str]:
+    """Pipeline stage that holds a tensor of the hub, and its name there."""
+    inside = layer_of(name)
+    if inside is None:
+        return (0 if name == EMBEDDING else pp - 1), name
+    stage, local = divmod(inside[0], num_layers // pp)
+    return stage, f"{layer_prefix(local)}.{inside[1]}"
+
+
+def hub_name(name: str, stage: int, num_layers: int, pp: int) -> str:
+    """Name in the hub of a tensor of a stage's rank file; the inverse of `stage_of`."""
+    inside = layer_of(name)
+    return name if inside is None else f"{layer_prefix(inside[0] + stage * (num_layers // pp))}.{inside[1]}"
 
 
 def cut_axis(name: str, shape: tuple[int, ...], embedding_axis: int | None) -> int | None:
@@ -212,6 +237,8 @@ def check_ranks(spec: DecoderSpec, ranks: Ranks) -> None:
     obstacle = tp_obstacle(spec, ranks.tp)
     if obstacle:
         raise UsageError(obstacle, hint=f"tp can be {', '.join(map(str, legal_tp(spec)))}")
+    if ranks.pp > 1 and not FAMILIES[spec.family].pipeline:
+        raise UsageError(f"TensorRT-LLM's {spec.family} has no pipeline stages, pp {ranks.pp} asked", hint="use pp 1")
     if spec.num_layers % ranks.pp:
         raise UsageError(
             f"{spec.num_layers} layers are not divisible by pp {ranks.pp}",

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from trtbuild.checkpoint.safetensors_writer import Layout, streamed_file
-from trtbuild.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Array, Decoder, Tensor
+from trtbuild.checkpoint.spec import EMBEDDING, Array, Decoder, Tensor
 from trtbuild.checkpoint.trtllm_config import CONFIG_NAME, FAMILIES, Ranks, build_config
-from trtbuild.checkpoint.trtllm_sharding import Split, check_ranks, cut_axis, split_whole
+from trtbuild.checkpoint.trtllm_sharding import Split, check_ranks, cut_axis, split_whole, stage_of
 from trtbuild.errors import InputRefused
 from trtbuild.progress import Progress, silent
 
@@ -64,17 +64,6 @@ def shard(whole: Array, split: Split, tp_rank: int) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=split.axis)
 
 
-def _stage(name: str, num_layers: int, pp: int) -> tuple[int, str]:
-    """Pipeline stage of a tensor and its name there."""
-    if name == EMBEDDING:
-        return 0, name
-    if name in (FINAL_NORM, HEAD) or not name.startswith("transformer.layers."):
-        return pp - 1, name
-    prefix, layers, number, rest = name.split(".", 3)
-    stage, local = divmod(int(number), num_layers // pp)
-    return stage, f"{prefix}.{layers}.{local}.{rest}"
-
-
 def _place(decoder: Decoder, ranks: Ranks) -> Iterator[_Placed]:
     spec = decoder.spec
     fused = FAMILIES[spec.family].fused_mlp
@@ -98,7 +87,7 @@ def _place(decoder: Decoder, ranks: Ranks) -> Iterator[_Placed]:
         split = split_whole(spec, name, tuple(shape), ranks.tp)
         if split is None:
             raise InputRefused(f"shape {tensor.shape} cannot be cut into {ranks.tp} equal parts", where=tensor.source)
-        stage, local_name = _stage(name, spec.num_layers, ranks.pp)
+        stage, local_name = stage_of(name, spec.num_layers, ranks.pp)
         yield _Placed(parts, join, Layout(tensor.dtype, tuple(shape)), split, stage, local_name)
 
 
