@@ -22,6 +22,9 @@ CONFIG_NAME = "config.json"
 ROTARY_BASE_DEFAULT = 10000.0
 """What TensorRT-LLM takes when a checkpoint does not say its rotary base."""
 
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
+"""What `dtype` of a checkpoint may be: the type of everything that is not quantized."""
+
 _OURS = "trtbuild"
 """Key of what TensorRT-LLM has no key for; its loader keeps unknown keys and only logs them."""
 
@@ -261,6 +264,9 @@ def parse_spec(config: Fields, *, biases: Mapping[str, bool], qk_norm: bool) -> 
     activation = config.text("hidden_act")
     if activation not in ("silu", "swiglu"):
         raise config.refuse("hidden_act", f"is {activation!r}, only silu is supported")
+    dtype = config.text("dtype")
+    if dtype not in FLOAT_DTYPES:
+        raise config.refuse("dtype", f"is {dtype!r}, one of {', '.join(FLOAT_DTYPES)} is needed")
     ours = _block(config, _OURS)
     return DecoderSpec(
         family=family,
@@ -281,7 +287,7 @@ def parse_spec(config: Fields, *, biases: Mapping[str, bool], qk_norm: bool) -> 
         qk_norm=qk_norm,
         sliding_window=None if ours.get("sliding_window") is None else ours.count("sliding_window"),
         sliding_layers=_parse_sliding_layers(ours, num_layers),
-        dtype=config.text("dtype"),
+        dtype=dtype,
         bos_token_id=next(iter(ours.token_ids("bos_token_id")), None),
         eos_token_ids=ours.token_ids("eos_token_ids"),
     )
