@@ -62,7 +62,7 @@ def test_smoothquant_export_of_modelopt() -> None:
         )
         original = source.tensors[f"{path}.weight"].read().astype(np.float32)
         half_step = scale[:, None] * prequant / 2
-        rounded = np.abs(original) * 2**-10  # prequant is stored in float16
+        rounded = np.abs(original) * 2**-8  # modelopt smoothed them in bfloat16
         assert (np.abs(weight * scale[:, None] * prequant - original) <= half_step * 1.001 + rounded).all()
 
 
@@ -213,15 +213,15 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=4,
 )
-KEYS = sorted(
-    ["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_size", "mapping"]
-    + ["intermediate_size", "vocab_size", "rotary_base", "rotary_scaling", "rotary_pct", "quantization", "dtype"]
-    + ["architecture", "hidden_act", "norm_epsilon", "max_position_embeddings", "use_parallel_embedding", "trtbuild"]
+KEYS = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_size", "mapping"),
+    *("intermediate_size", "vocab_size", "rotary_base", "rotary_scaling", "rotary_pct", "quantization", "dtype"),
+    *("architecture", "hidden_act", "norm_epsilon", "max_position_embeddings", "use_parallel_embedding", "trtbuild"),
 )
 
 
 @given(key=st.sampled_from(KEYS), value=JSON, inner=st.sampled_from(["tp_size", "pp_size", "quant_algo", "rope_type"]))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_of_any_key_is_read_or_refused(checkpoint: Path, key: str, value: Any, inner: str) -> None:
     path = checkpoint / "config.json"
     original = path.read_text(encoding="utf-8")
