@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
-from trtbuild.errors import DoesNotFit, InputRefused
+from trtbuild.errors import DoesNotFit, InputRefused, TrtbuildError
 from trtbuild.progress import Progress
 from trtbuild.store.manifest import Manifest, read_manifest
 from trtbuild.targets.serving import Driver, Scorer
@@ -85,6 +85,8 @@ class Finding:
     text: str
     hint: str | None = None
     fatal: bool = True
+    error: type[TrtbuildError] = DoesNotFit
+    """What a fatal one is raised as."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,10 @@ def limit_findings(spec: DecoderSpec, limits: Limits) -> list[Finding]:
 
 
 def refuse_fatal(findings: list[Finding], where: str | Path) -> None:
-    """Raise DoesNotFit with the first fatal finding."""
+    """Raise the first fatal finding as the error it names."""
     for finding in findings:
         if finding.fatal:
-            raise DoesNotFit(f"{finding.rule}: {finding.text}", where=where, hint=finding.hint)
+            raise finding.error(f"{finding.rule}: {finding.text}", where=where, hint=finding.hint)
 
 
 def engine_settings(target: str, limits: Limits, decoder: Decoder, **more: Any) -> dict[str, Any]:

@@ -21,6 +21,9 @@ BUILD = "trtllm-build"
 TOKENS_PER_BLOCK = 32
 """Tokens of one KV block, the default of 1.1 and 1.2 (64 in 0.13)."""
 
+FP8_WEIGHTS = ("FP8", "W4A8_AWQ", "NVFP4")
+"""Algorithms with which FP8 context FMHA, and paged context FMHA over an FP8 KV cache, stay on."""
+
 _OWN_GEMM = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A8_AWQ")
 """Algorithms whose matmuls have kernels of their own; the plain GEMM plugin is left at the tool's choice for them."""
 
@@ -40,9 +43,12 @@ class BuildSettings:
     def paged_context(self) -> bool:
         """Whether paged context FMHA (KV reuse, chunked context) can be on.
 
-        INT8 KV cache forces it off in the builder; the fused kernels take half precision only, so FP32 runs without.
+        The builder forces it off for an INT8 KV cache, and for an FP8 one whose weights are not FP8; the fused kernels
+        take half precision only, so FP32 runs without.
         """
-        return self.quantization.kv_cache_quant_algo != "INT8" and self.spec.dtype != "float32"
+        kv = self.quantization.kv_cache_quant_algo
+        loses_it = kv == "INT8" or (kv == "FP8" and self.quantization.quant_algo not in FP8_WEIGHTS)
+        return not loses_it and self.spec.dtype != "float32"
 
 
 def timing_cache(version: str, sm: int | None) -> Path:

@@ -28,7 +28,7 @@ RUNTIME_BYTES = 775 << 20
 """CUDA context, cuBLAS, NCCL and kernels: what the published log leaves unexplained."""
 
 _ACTIVATION_FACTOR = 1.75
-"""Live tensors of a decoder layer are two of hidden and three of intermediate size; times this is the log's 1134 MiB."""
+"""A layer has two tensors of hidden and three of intermediate size alive; times this they are the log's 1134 MiB."""
 
 _HOST_BUILD_FACTOR = 2.0
 _HOST_LIBRARIES_BYTES = 4 << 30

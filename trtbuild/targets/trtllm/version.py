@@ -197,9 +197,7 @@ def requirements(release: Release) -> list[Requirement]:
             continue
         installed: str | None
         try:
-            installed = (
-                platform.python_version() if package == "python" else importlib.metadata.version(package)
-            )
+            installed = platform.python_version() if package == "python" else importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             installed = None
         fits = None if installed is None else SpecifierSet(wanted, prereleases=True).contains(installed)

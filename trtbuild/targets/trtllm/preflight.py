@@ -1,0 +1,87 @@
+"""Everything that can be known wrong before trtllm-build is called, as one run over the tables of rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtbuild.checkpoint.spec import Decoder
+from trtbuild.checkpoint.trtllm_config import CONFIG_NAME, Ranks, load_config, parse_ranks
+from trtbuild.errors import InputRefused
+from trtbuild.machine import gpus, memory
+from trtbuild.targets.base import BuildOptions, Finding, Limits
+from trtbuild.targets.trtllm import rules_build, rules_checkpoint, rules_hardware
+from trtbuild.targets.trtllm.command import BuildSettings
+from trtbuild.targets.trtllm.rules import Device, Rule, Situation
+
+RULES: tuple[Rule, ...] = (*rules_checkpoint.RULES, *rules_build.RULES, *rules_hardware.RULES)
+"""Every rule, in the order they are told: what the checkpoint is, what was asked for, what the hardware can do."""
+
+_TOKENIZER = "tokenizer.json"
+
+
+def check(situation: Situation) -> list[Finding]:
+    """All findings of all rules; an empty list means that nothing known is in the way."""
+    return [
+        Finding(rule.name, problem.text, problem.hint, problem.fatal, rule.error)
+        for rule in RULES
+        for problem in rule.check(situation)
+    ]
+
+
+def local_device(options: BuildOptions) -> Device:
+    """The first GPU of this machine, or the SM that `options` names when there is none."""
+    found = gpus()
+    if found:
+        return Device(found[0].name, found[0].sm or None, found[0].memory_bytes or None, len(found))
+    return Device(sm=options.sms[0] if options.sms else None)
+
+
+def checkpoint_ranks(location: str | Path) -> Ranks:
+    """tp and pp of a checkpoint folder; one rank for anything else."""
+    path = Path(location)
+    return parse_ranks(load_config(path)) if (path / CONFIG_NAME).is_file() else Ranks()
+
+
+def settings_of(decoder: Decoder, limits: Limits, options: BuildOptions, device: Device) -> BuildSettings:
+    """What the command is made from. One worker process per rank as far as there are GPUs for them.
+
+    trtllm-build clamps its workers to the GPUs, and 0 workers crash its process pool, so never fewer than one is asked
+    for; with one worker all ranks are built in one process, which keeps the memory of the earlier ones.
+    """
+    ranks = checkpoint_ranks(decoder.location)
+    workers = max(1, min(ranks.world, device.count or 1))
+    return BuildSettings(decoder.spec, decoder.quantization, ranks, limits, workers, options.extra)
+
+
+def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[Finding]:
+    """Judge a checkpoint, limits and options for this machine; needs neither a GPU nor tensorrt_llm.
+
+    Of the checkpoint's folder it reads the mapping, and every tensor once for the loader's rules.
+    """
+    device = local_device(options)
+    tokenizer = options.tokenizer is not None and (options.tokenizer / _TOKENIZER).is_file()
+    situation = Situation(
+        settings=settings_of(decoder, limits, options, device),
+        device=device,
+        requested_sms=options.sms,
+        requested_kv_cache=options.kv_cache,
+        host_available_bytes=None if options.container else memory()[1],
+        has_tokenizer=tokenizer or _TOKENIZER in decoder.assets,
+    )
+    return [*_loader_findings(Path(decoder.location)), *check(situation)]
+
+
+def _loader_findings(location: Path) -> list[Finding]:
+    if not (location / CONFIG_NAME).is_file():
+        return []
+    from trtbuild.checkpoint.trtllm import validate_checkpoint
+
+    return [
+        Finding(
+            f"loader-{found.rule}",
+            f"{found.tensor}: {found.text}" if found.tensor else found.text,
+            "quantize the model again",
+            error=InputRefused,
+        )
+        for found in validate_checkpoint(location)
+    ]
