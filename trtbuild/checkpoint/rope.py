@@ -51,7 +51,8 @@ def _formula_of(rope_type: Any, where: str | None = None) -> _Formula:
 
 
 def _plain(base: float, dim: int) -> _Float64:
-    return np.power(float(base), -(np.arange(0, dim, 2, dtype=np.float64) / dim))
+    frequencies: _Float64 = np.power(float(base), -(np.arange(0, dim, 2, dtype=np.float64) / dim))
+    return frequencies
 
 
 def _plain_of(spec: DecoderSpec) -> _Float64:
@@ -84,7 +85,7 @@ def llama3_factors(scaling: Mapping[str, Any], base: float, dim: int) -> _Float6
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling[_ORIGINAL] * _plain(base, dim) / (2 * math.pi)
     # share of the unscaled frequency: none below `low` turns per original window, all above `high`
-    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    share: _Float64 = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return 1 / ((1 - share) / factor + share)
 
 
