@@ -85,8 +85,9 @@ def llama3_factors(scaling: Mapping[str, Any], base: float, dim: int) -> _Float6
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling[_ORIGINAL] * _plain(base, dim) / (2 * math.pi)
     # share of the unscaled frequency: none below `low` turns per original window, all above `high`
-    share: _Float64 = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return 1 / ((1 - share) / factor + share)
+    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    factors: _Float64 = 1 / ((1 - share) / factor + share)
+    return factors
 
 
 def _llama3(spec: DecoderSpec, scaling: Mapping[str, Any], max_seq_len: int | None) -> tuple[_Float64, float]:
