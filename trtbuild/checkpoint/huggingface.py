@@ -92,6 +92,18 @@ def open_huggingface(folder: Path) -> Decoder:
     )
 
 
+def read_config_spec(config_path: Path) -> DecoderSpec:
+    """The spec that a `config.json` alone describes; no weights need to be there.
+
+    The dtype is the one the config names (`dtype` or `torch_dtype`), float16 where it names none or another kind.
+    Raises InputRefused for an unknown family or a config that contradicts itself.
+    """
+    config = read_json(config_path)
+    row, fields = _identify(config, str(config_path))
+    named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    return _read_spec(row, fields, named if named in _FLOATS else "float16", ())
+
+
 def read_assets(folder: Path) -> dict[str, bytes]:
     """The tokenizer and generation files of a folder, by name."""
     assets = {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtbuild.cards import Card
 from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
 from trtbuild.errors import DoesNotFit, InputRefused, TrtbuildError
 from trtbuild.progress import Progress
@@ -46,8 +47,9 @@ class BuildOptions:
     `tokenizer` is a folder whose tokenizer and generation config go into the engine when the checkpoint has none.
     `kv_cache` is the KV cache precision (the target's own default when None). `sms` are the SM versions to build for.
     `container` asks for the vendor's container image instead of local packages. `extra` are further words of the
-    vendor's command, each checked against its flags before anything runs. `tp` and `pp` are the ranks a footprint is
-    asked for; a build takes them from the checkpoint.
+    vendor's command, each checked against its flags before anything runs. A plan, which has no checkpoint yet, says
+    with `tp` and `pp` how many ranks it is for and with `card` which GPU; a build takes the checkpoint's and this
+    machine's.
     """
 
     tokenizer: Path | None = None
@@ -57,6 +59,7 @@ class BuildOptions:
     extra: tuple[str, ...] = ()
     tp: int = 1
     pp: int = 1
+    card: Card | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ class Target:
     open_driver: Callable[[Path], Driver]
     open_scorer: Callable[[Path], Scorer]
     commands: Callable[[Path, Path, Limits, BuildOptions], list[list[str]]] = lambda *_: []
+    on_gpu: bool = True
+    """Whether engines live in GPU memory; False for host memory."""
 
 
 @dataclass(frozen=True)

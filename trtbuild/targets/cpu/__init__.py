@@ -38,4 +38,5 @@ TARGET = Target(
     build=_build,
     open_driver=_open_driver,
     open_scorer=_open_scorer,
+    on_gpu=False,
 )

@@ -16,6 +16,7 @@ from trtbuild.targets.trtllm.rules import Device, Rule, Situation
 RULES: tuple[Rule, ...] = (*rules_checkpoint.RULES, *rules_build.RULES, *rules_hardware.RULES)
 """Every rule, in the order they are told: what the checkpoint is, what was asked for, what the hardware can do."""
 
+RANK_0 = "rank0.safetensors"
 _TOKENIZER = "tokenizer.json"
 
 
@@ -29,17 +30,20 @@ def check(situation: Situation) -> list[Finding]:
 
 
 def local_device(options: BuildOptions) -> Device:
-    """The first GPU of this machine, or the SM that `options` names when there is none."""
+    """The card a plan is for, the first GPU of this machine, or the SM that `options` names when there is neither."""
+    if options.card is not None:
+        return Device(options.card.title, options.card.sm, options.card.memory_bytes)
     found = gpus()
     if found:
         return Device(found[0].name, found[0].sm or None, found[0].memory_bytes or None, len(found))
     return Device(sm=options.sms[0] if options.sms else None)
 
 
-def checkpoint_ranks(location: str | Path) -> Ranks:
-    """tp and pp of a checkpoint folder; one rank for anything else."""
+def checkpoint_ranks(location: str | Path, options: BuildOptions) -> Ranks:
+    """tp and pp of a checkpoint folder; those of a plan for anything else."""
     path = Path(location)
-    return parse_ranks(load_config(path)) if (path / CONFIG_NAME).is_file() else Ranks()
+    written = (path / RANK_0).is_file() and (path / CONFIG_NAME).is_file()
+    return parse_ranks(load_config(path)) if written else Ranks(options.tp, options.pp)
 
 
 def settings_of(decoder: Decoder, limits: Limits, options: BuildOptions, device: Device) -> BuildSettings:
@@ -48,7 +52,7 @@ def settings_of(decoder: Decoder, limits: Limits, options: BuildOptions, device:
     trtllm-build clamps its workers to the GPUs, and 0 workers crash its process pool, so never fewer than one is asked
     for; with one worker all ranks are built in one process, which keeps the memory of the earlier ones.
     """
-    ranks = checkpoint_ranks(decoder.location)
+    ranks = checkpoint_ranks(decoder.location, options)
     workers = max(1, min(ranks.world, device.count or 1))
     return BuildSettings(decoder.spec, decoder.quantization, ranks, limits, workers, options.extra)
 
@@ -72,7 +76,7 @@ def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[F
 
 
 def _loader_findings(location: Path) -> list[Finding]:
-    if not (location / CONFIG_NAME).is_file():
+    if not (location / RANK_0).is_file():
         return []
     from trtbuild.checkpoint.trtllm import validate_checkpoint
 

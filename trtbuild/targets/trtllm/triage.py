@@ -240,8 +240,7 @@ def diagnose(done: Completed, log: Path) -> TrtbuildError:
             match = pattern.search(line)
             if match:
                 groups = [group for group in match.groups() if group is not None]
-                cause = re.sub(r"\{(\d)\}", lambda m: groups[int(m[1])] if int(m[1]) < len(groups) else "", row.cause)
-                return row.error(cause.strip(), where=where, hint=row.way_out)
+                return row.error(row.cause.format(*groups).strip(), where=where, hint=row.way_out)
     if done.killed:
         return DoesNotFit(
             "the kernel killed it: out of host memory",
