@@ -42,6 +42,10 @@ class GraphBuilder:
             self._initializers[name] = self._data.add(name, np.asarray(array))
         return name
 
+    def integers(self, *numbers: int) -> str:
+        """An int64 [n] constant named after its content, so that equal ones are one."""
+        return self.constant("shape/" + "_".join(map(str, numbers)), np.asarray(numbers, np.int64))
+
     def weight(self, name: str, array: Array) -> str:
         """An initializer kept in its own float type, as a value of the compute type."""
         return self.cast(self.constant(name, array), array.dtype, self.compute)
@@ -59,15 +63,15 @@ class GraphBuilder:
         self._nodes.append(onnx.helper.make_node(kind, list(inputs), list(outputs), name=outputs[0], **attributes))
         return list(outputs)
 
-    def model(self, graph_name: str, producer: str) -> Any:
+    def model(self, graph_name: str, producer: str, opset: int = OPSET) -> Any:
         """The finished onnx.ModelProto (its large initializers point into the external data file)."""
         import onnx
 
         graph = onnx.helper.make_graph(
             self._nodes, graph_name, self._inputs, self._outputs, list(self._initializers.values())
         )
-        opset = onnx.helper.make_opsetid("", OPSET)
-        return onnx.helper.make_model(graph, opset_imports=[opset], producer_name=producer, ir_version=11)
+        imports = [onnx.helper.make_opsetid("", opset)]
+        return onnx.helper.make_model(graph, opset_imports=imports, producer_name=producer, ir_version=11)
 
     @staticmethod
     def _value(name: str, dtype: np.dtype[Any], shape: Sequence[int | str]) -> Any:

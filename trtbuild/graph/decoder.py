@@ -6,8 +6,11 @@
 
 with total = past + sequence. A token at position p attends to the cache slots 0 … p (within the sliding window)
 that `attention_mask` allows. The spelling is chosen so that every importer recognises it: RMSNormalization,
-RotaryEmbedding and Attention are single operators, Attention has one output, a boolean mask and as many K/V heads as
-Q heads; grouped-query heads are repeated by Unsqueeze → Expand → Reshape.
+RotaryEmbedding and Attention are single operators, Attention has one output and a boolean mask.
+
+With a cache of fixed slots (`cache.py`) there is one more input and one more output, so that no step moves more logits
+than are wanted: logits_at int64 [rows], the places in `sequence` to compute logits for (logits [batch, rows, vocab]),
+and tokens int64 [batch, rows], the largest of each.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from trtbuild.checkpoint.linear import Linear, read_linear
 from trtbuild.checkpoint.rope import inverse_frequencies
 from trtbuild.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Decoder, DecoderSpec, layer_prefix, module_path
 from trtbuild.errors import InputRefused
-from trtbuild.graph.builder import GraphBuilder
+from trtbuild.graph.builder import OPSET, GraphBuilder
+from trtbuild.graph.cache import SLOTS_OPSET, WRITE_INDICES, Cache, growing, in_slots
 from trtbuild.graph.external_data import ExternalData
 from trtbuild.graph.linear import add_linear
 from trtbuild.progress import Progress, silent
@@ -63,22 +67,18 @@ def rope_tables(spec: DecoderSpec, max_seq_len: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Values that all layers use: the mask of each sliding window, position ids, rope tables."""
+    """What all layers use: the mask of each sliding window, position ids, rope tables, the kind of cache."""
 
     masks: dict[int | None, str]
     position_ids: str
     cos: str
     sin: str
-
-
-def _integers(graph: GraphBuilder, *numbers: int) -> str:
-    """An int64 [n] constant named after its content, so that equal ones are one."""
-    return graph.constant("shape/" + "_".join(map(str, numbers)), np.asarray(numbers, np.int64))
+    cache: Cache
 
 
 def _masks(graph: GraphBuilder, spec: DecoderSpec, position_ids: str, attention_mask: str) -> dict[int | None, str]:
     """Boolean [batch, 1, sequence, total] for every sliding window that some layer has (None: plain causal)."""
-    axes_query, axes_key = _integers(graph, 1, 3), _integers(graph, 1, 2)
+    axes_query, axes_key = graph.integers(1, 3), graph.integers(1, 2)
     query = graph.op("Unsqueeze", [position_ids, axes_query], "mask/query")
     total = graph.op("Squeeze", [graph.op("Shape", [attention_mask], "mask/Shape", start=1, end=2)], "mask/total")
     zero, one = (graph.constant(f"mask/{n}", np.asarray(n, np.int64)) for n in (0, 1))
@@ -108,7 +108,7 @@ def _heads(
 ) -> str:
     """[batch, sequence, heads · head_size] → [batch, heads, sequence, head_size], normed and rotated (not V)."""
     spec = decoder.spec
-    value = graph.op("Reshape", [value, _integers(graph, 0, 0, heads, spec.head_size)], f"{path}/{letter}/Reshape")
+    value = graph.op("Reshape", [value, graph.integers(0, 0, heads, spec.head_size)], f"{path}/{letter}/Reshape")
     if spec.qk_norm and letter in "qk":
         name = f"{path}.{letter}_layernorm.weight"
         value = _norm(graph, decoder, name, value, f"{path}.{letter}_layernorm")
@@ -121,34 +121,18 @@ def _heads(
     return graph.op("RotaryEmbedding", inputs, f"{path}/{letter}/RotaryEmbedding", **partial)
 
 
-def _cached(graph: GraphBuilder, spec: DecoderSpec, layer: int, kind: str, value: str) -> str:
-    """Append to the past, expose the present, repeat the heads for grouped-query attention."""
-    path = f"{layer_prefix(layer)}.attention/{kind}"
-    past = graph.input(
-        f"past_key_values.{layer}.{kind}", graph.compute, ["batch", spec.num_kv_heads, "past", spec.head_size]
-    )
-    value = graph.op("Concat", [past, value], f"present.{layer}.{kind}", axis=2)
-    graph.output(value, graph.compute, ["batch", spec.num_kv_heads, "total", spec.head_size])
-    groups = spec.num_heads // spec.num_kv_heads
-    if groups == 1:
-        return value
-    value = graph.op("Unsqueeze", [value, _integers(graph, 2)], f"{path}/Unsqueeze")
-    value = graph.op("Expand", [value, _integers(graph, 1, 1, groups, 1, 1)], f"{path}/Expand")
-    return graph.op("Reshape", [value, _integers(graph, 0, spec.num_heads, -1, spec.head_size)], f"{path}/Reshape")
-
-
 def _attention(graph: GraphBuilder, decoder: Decoder, layer: int, hidden: str, shared: _Shared) -> str:
     spec, path = decoder.spec, f"{layer_prefix(layer)}.attention"
     qkv = add_linear(graph, f"{path}.qkv", hidden, read_linear(decoder, layer, "attention.qkv"))
-    split = _integers(graph, spec.q_rows, spec.kv_rows, spec.kv_rows)
+    split = graph.integers(spec.q_rows, spec.kv_rows, spec.kv_rows)
     q, k, v = graph.op_many("Split", [qkv, split], [f"{path}/{letter}" for letter in "qkv"], axis=-1)
     q = _heads(graph, decoder, path, q, "q", spec.num_heads, shared)
     k = _heads(graph, decoder, path, k, "k", spec.num_kv_heads, shared)
     v = _heads(graph, decoder, path, v, "v", spec.num_kv_heads, shared)
-    k, v = _cached(graph, spec, layer, "key", k), _cached(graph, spec, layer, "value", v)
+    k, v = shared.cache(graph, spec, layer, "key", k), shared.cache(graph, spec, layer, "value", v)
     context = graph.op("Attention", [q, k, v, shared.masks[spec.window_of(layer)]], f"{path}/Attention")
     context = graph.op("Transpose", [context], f"{path}/context/Transpose", perm=[0, 2, 1, 3])
-    context = graph.op("Reshape", [context, _integers(graph, 0, 0, spec.q_rows)], f"{path}/context/Reshape")
+    context = graph.op("Reshape", [context, graph.integers(0, 0, spec.q_rows)], f"{path}/context/Reshape")
     return add_linear(graph, f"{path}.dense", context, read_linear(decoder, layer, "attention.dense"))
 
 
@@ -187,13 +171,15 @@ def write_onnx(
     *,
     max_seq_len: int,
     compute: str = "float32",
+    slots: int | None = None,
     progress: Progress = silent,
 ) -> Path:
     """Write `model.onnx` and `model.onnx.data` into `directory`, tensor after tensor; returns the model's path.
 
     `max_seq_len` is the number of positions in the rope tables. `compute` (float32, float16, bfloat16) is the type of
     activations, KV cache and logits; weights keep the type the checkpoint stores them in and are cast where it
-    differs. Raises InputRefused for an activation or quant_algo the graph has no operator for.
+    differs. `slots` asks for a cache with that many fixed slots per row instead of a growing one. Raises InputRefused
+    for an activation or quant_algo the graph has no operator for.
     """
     import ml_dtypes
     import onnx
@@ -212,12 +198,15 @@ def write_onnx(
         ids = graph.input("input_ids", _INT64, ["batch", "sequence"])
         position_ids = graph.input("position_ids", _INT64, ["batch", "sequence"])
         attention_mask = graph.input("attention_mask", _INT64, ["batch", "total"])
-        graph.output("logits", dtype, ["batch", "sequence", spec.vocab_size])
+        graph.output("logits", dtype, ["batch", "sequence" if slots is None else "rows", spec.vocab_size])
         cos, sin = (
             graph.constant(f"rope/{name}", table.astype(dtype))
             for name, table in zip(("cos", "sin"), rope_tables(spec, max_seq_len), strict=True)
         )
-        shared = _Shared(_masks(graph, spec, position_ids, attention_mask), position_ids, cos, sin)
+        masks = _masks(graph, spec, position_ids, attention_mask)
+        shared = _Shared(masks, position_ids, cos, sin, growing if slots is None else in_slots(slots))
+        if slots is not None:
+            graph.op("Gather", [position_ids, graph.constant("cache/first", 0)], WRITE_INDICES, axis=1)
         embedding = decoder.tensors[EMBEDDING]
         rows = graph.op("Gather", [graph.constant(EMBEDDING, embedding.read()), ids], "embedding/Gather")
         hidden = graph.cast(rows, embedding.dtype, dtype)
@@ -225,10 +214,15 @@ def write_onnx(
             for layer in range(spec.num_layers):
                 hidden = _layer(graph, decoder, layer, hidden, shared)
                 advance(1)
+            if slots is not None:
+                at = graph.input("logits_at", _INT64, ["rows"])
+                hidden = graph.op("Gather", [hidden, at], "transformer.ln_f/Gather", axis=1)
             hidden = _norm(graph, decoder, FINAL_NORM, hidden, "transformer.ln_f")
             head_path, head = _head(decoder)
-            add_linear(graph, head_path, hidden, head, output="logits")
+            logits = add_linear(graph, head_path, hidden, head, output="logits")
+            if slots is not None:
+                graph.output(graph.op("ArgMax", [logits], "tokens", axis=-1, keepdims=0), _INT64, ["batch", "rows"])
             advance(1)
-        model = graph.model(spec.family, "trtbuild")
+        model = graph.model(spec.family, "trtbuild", OPSET if slots is None else SLOTS_OPSET)
     onnx.save_model(model, path)
     return path
