@@ -90,10 +90,11 @@ def _as_checked(decoder: Decoder, max_seq_len: int) -> Decoder:
 def check_engine(folder: Path, expected: Reference, limits: Limits, properties: Mapping[str, Any]) -> CheckResult:
     """Run the built model of `folder` against the reference; raises nothing for a difference."""
     properties = {**properties, "KV_CACHE_PRECISION": "f32"}
+    # The pipeline is gone before the scorer comes, so that the weights are packed in memory once at a time.
+    generated = _generate(folder, expected, limits, properties)
     scorer = CpuScorer(folder / MODEL_XML, properties, limits.max_seq_len)
     prompt = _worst(expected, scorer.logits)
     decode = _worst(expected, lambda ids: scorer.logits_in_chunks(ids, range(len(ids) // 2, len(ids))))
-    generated = _generate(folder, expected, limits, properties)
     regret = max(_regret(scorer, prompt_ids, answer) for prompt_ids, answer in generated)
     scorer.close()
     return CheckResult(prompt, decode, regret, expected.tolerance)

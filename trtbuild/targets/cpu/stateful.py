@@ -5,6 +5,7 @@ rewrite here exists because a pattern needs it:
 
 - a `beam_idx` input and `Gather(past, beam_idx)` in front of each cache, the past as a state with an empty start value;
 - matmuls that take the hub's [out, in] weights as they are (transpose_b), so that they stay mapped from the file;
+- the conversion of FP16 and BF16 weights marked as decompression, without which the plugin unfolds them to FP32;
 - no NaN guard behind attention (a row that may attend to nothing does not occur);
 - a sliding window spelled as an addition of −window to the query's position, from where the paged operator reads it.
 """
@@ -23,6 +24,7 @@ def make_stateful(model: Any, spec: DecoderSpec) -> None:
     from openvino._offline_transformations import apply_make_stateful_transformation
 
     _take_transposes_into_matmuls(model)
+    _keep_weights_in_their_type(model)
     _remove_nan_guards(model)
     _spell_sliding_windows(model, spec)
     states = _gather_past_by_beam(model, spec)
@@ -55,6 +57,36 @@ def _take_transposes_into_matmuls(model: Any) -> None:
         names = node.output(0).get_names()
         _replace(node.output(0), product.output(0))
         product.output(0).set_names(names)
+
+
+def _keep_weights_in_their_type(model: Any) -> None:
+    """Mark Constant → Convert → MatMul as decompression.
+
+    The mark is an attribute that Python cannot set, but OpenVINO's own weight compression sets it: so the converted
+    nodes of a model made for the purpose take the place of ours.
+    """
+    weights = [node.input_value(1).get_node() for node in model.get_ops() if node.get_type_name() == "MatMul"]
+    weights = [w for w in weights if w.get_type_name() == "Convert" and _is_constant(w.input_value(0))]
+    for ours, marked in zip(weights, _marked_converts(len(weights)), strict=True):
+        marked.set_arguments([ours.input_value(0)])
+        marked.set_friendly_name(ours.get_friendly_name())
+        _replace(ours.output(0), marked.output(0))
+
+
+def _is_constant(output: Any) -> bool:
+    return bool(output.get_node().get_type_name() == "Constant")
+
+
+def _marked_converts(count: int) -> list[Any]:
+    import openvino as ov
+    from openvino import opset13 as ops
+    from openvino._offline_transformations import compress_model_transformation
+
+    value = ops.parameter([-1, 2], np.float32)
+    products = [ops.matmul(value, ops.constant(np.full((2, 2), n, np.float32)), False, True) for n in range(count)]
+    donor = ov.Model(products, [value], "donor")
+    compress_model_transformation(donor)
+    return [product.input_value(1).get_node() for product in products]
 
 
 def _remove_nan_guards(model: Any) -> None:
