@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -114,24 +113,3 @@ def _digest(extent: Extent) -> str:
             digest.update(memoryview(buffer)[:count])
             left -= count
     return digest.hexdigest()
-
-
-def check_finite(array: Array, where: str) -> None:
-    """Raise InputRefused naming the tensor, the value and its index when an array holds a NaN or an infinity.
-
-    Looks at one array in slices of rows, so it costs little memory; integers are always finite.
-    """
-    if array.dtype.kind in "iub" or array.size == 0:
-        return
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, _CHUNK_BYTES):
-        part: Any = flat[start : start + _CHUNK_BYTES]
-        finite = np.isfinite(part)
-        if not finite.all():
-            index = start + int(np.argmin(finite))
-            position = [int(i) for i in np.unravel_index(index, array.shape)]
-            raise InputRefused(
-                f"contains {float(flat[index])} at {position}",
-                where=where,
-                hint="the weights are damaged: download them again, or take another checkpoint of this model",
-            )

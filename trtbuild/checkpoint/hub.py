@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trtbuild.checkpoint.huggingface import ASSET_NAMES
+from trtbuild.checkpoint.huggingface_files import ASSET_NAMES
 from trtbuild.errors import InputRefused, MachineLacks
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)

@@ -16,30 +16,13 @@ from trtbuild.checkpoint.assembly import (
     listed,
     row_slice,
 )
-from trtbuild.checkpoint.fields import MAX_JSON_BYTES, Fields, read_json
+from trtbuild.checkpoint.fields import Fields, read_json
+from trtbuild.checkpoint.huggingface_files import read_assets, stored_tensors
 from trtbuild.checkpoint.rope import read_scaling
-from trtbuild.checkpoint.safetensors import StoredTensor, read_header
+from trtbuild.checkpoint.safetensors import StoredTensor
 from trtbuild.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Decoder, DecoderSpec, RopeSpec, Tensor, layer_prefix
 from trtbuild.errors import InputRefused
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-
-ASSET_NAMES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-)
-"""Files that travel with the weights through every later step."""
-
-_PICKLES = ("*.bin", "*.pth", "*.pt")
 _FLOATS = ("float32", "float16", "bfloat16")
 _NORMS = {
     "input_layernorm.weight": "input_layernorm.weight",
@@ -53,6 +36,7 @@ _QUANTIZED_NAME = re.compile(
     r"\.(qweight|qzeros|scales|g_idx|SCB|absmax|quant_map|weight_packed|weight_scale(_inv|_2)?|input_scale)$"
     r"|\.weight\.(absmax|quant_map|quant_state\..*|nested_.*)$"
 )
+_BASE_MODEL_HINT = "start from the base model it was made from; trtbuild quantizes by itself"
 _IGNORED_NAME = re.compile(r"\.rotary_emb\.inv_freq$|\.(masked_bias|attn\.bias)$")
 
 
@@ -65,8 +49,9 @@ def open_huggingface(folder: Path) -> Decoder:
     config_path = folder / "config.json"
     config = read_json(config_path)
     row, spec_fields = _identify(config, str(config_path))
-    stored = _stored_tensors(folder)
-    _refuse_quantized(config, config_path, stored.values())
+    _refuse_quantized_config(config, config_path)
+    stored = stored_tensors(folder)
+    _refuse_quantized_tensors(stored.values())
     embedding_name = _find_embedding(stored, folder)
     prefix = embedding_name.removesuffix("embed_tokens.weight")
     generation = folder / "generation_config.json"
@@ -104,18 +89,6 @@ def read_config_spec(config_path: Path) -> DecoderSpec:
     return _read_spec(row, fields, named if named in _FLOATS else "float16", ())
 
 
-def read_assets(folder: Path) -> dict[str, bytes]:
-    """The tokenizer and generation files of a folder, by name."""
-    assets = {}
-    for name in ASSET_NAMES:
-        path = folder / name
-        if path.is_file():
-            if path.stat().st_size > MAX_JSON_BYTES:
-                raise InputRefused(f"larger than {MAX_JSON_BYTES} bytes", where=path)
-            assets[name] = path.read_bytes()
-    return assets
-
-
 def _identify(config: Mapping[str, Any], where: str) -> tuple[Architecture, Fields]:
     family = config.get("model_type")
     classes = config.get("architectures") or []
@@ -127,83 +100,21 @@ def _identify(config: Mapping[str, Any], where: str) -> tuple[Architecture, Fiel
     return row, Fields({**silent, **given}, where)
 
 
-def _refuse_quantized(config: Mapping[str, Any], config_path: Path, stored: Iterable[StoredTensor]) -> None:
-    hint = "start from the base model it was made from; trtbuild quantizes by itself"
+def _refuse_quantized_config(config: Mapping[str, Any], config_path: Path) -> None:
     block = config.get("quantization_config") or config.get("compression_config")
     if block:
         method = block.get("quant_method") if isinstance(block, dict) else None
-        raise InputRefused(
-            f"an already quantized checkpoint ({method or 'method unnamed'})", where=config_path, hint=hint
-        )
+        what = f"an already quantized checkpoint ({method or 'method unnamed'})"
+        raise InputRefused(what, where=config_path, hint=_BASE_MODEL_HINT)
+
+
+def _refuse_quantized_tensors(stored: Iterable[StoredTensor]) -> None:
     for tensor in stored:
         if _QUANTIZED_NAME.search(tensor.name):
-            raise InputRefused("an already quantized checkpoint", where=tensor.source, hint=hint)
+            raise InputRefused("an already quantized checkpoint", where=tensor.source, hint=_BASE_MODEL_HINT)
         if tensor.dtype.name not in _FLOATS and not _IGNORED_NAME.search(tensor.name):
             what = f"is {tensor.dtype.name}: an already quantized checkpoint, or weights in a type that is not read"
-            raise InputRefused(what, where=tensor.source, hint=hint)
-
-
-def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    index = folder / INDEX_NAME
-    if index.is_file():
-        return _indexed_tensors(folder, index)
-    files = sorted(folder.glob("*.safetensors"))
-    if (folder / SINGLE_NAME) in files:
-        files = [folder / SINGLE_NAME]
-    if not files:
-        raise _no_weights(folder)
-    _refuse_missing(folder, _numbered_siblings(files))
-    stored: dict[str, StoredTensor] = {}
-    for path in files:
-        for name, tensor in read_header(path).tensors.items():
-            if name in stored:
-                raise InputRefused(f"tensor {name} is in {stored[name].path.name} as well", where=path)
-            stored[name] = tensor
-    return stored
-
-
-def _no_weights(folder: Path) -> InputRefused:
-    pickles = sorted(p.name for pattern in _PICKLES for p in folder.glob(pattern))
-    if pickles:
-        return InputRefused(
-            f"only pickled weights ({listed(pickles)}), which can run code when opened",
-            where=folder,
-            hint="convert them once: load in transformers, then save_pretrained writes safetensors",
-        )
-    return InputRefused("no .safetensors file in this folder", where=folder)
-
-
-def _numbered_siblings(files: list[Path]) -> list[str]:
-    """File names that `name-00001-of-00003.safetensors` promises."""
-    names: list[str] = []
-    for path in files:
-        match = re.fullmatch(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)", path.name)
-        if match:
-            head, _, middle, total, tail = match.groups()
-            names += [f"{head}{n:05d}{middle}{total}{tail}" for n in range(1, int(total) + 1)]
-    return sorted(set(names))
-
-
-def _refuse_missing(folder: Path, names: Iterable[str]) -> None:
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise InputRefused(f"missing {', '.join(missing)}", where=folder, hint="download the missing files")
-
-
-def _indexed_tensors(folder: Path, index: Path) -> dict[str, StoredTensor]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputRefused("weight_map is missing or empty", where=index)
-    files = sorted({str(file) for file in weight_map.values()})
-    for file in files:
-        if Path(file).name != file:
-            raise InputRefused(f"weight_map names {file!r}, which is not a file of this folder", where=index)
-    _refuse_missing(folder, files)
-    headers = {file: read_header(folder / file).tensors for file in files}
-    absent = [name for name, file in weight_map.items() if name not in headers[file]]
-    if absent:
-        raise InputRefused(f"{listed(absent)} not in the file that weight_map names", where=index)
-    return {name: headers[file][name] for name, file in weight_map.items()}
+            raise InputRefused(what, where=tensor.source, hint=_BASE_MODEL_HINT)
 
 
 def _find_embedding(stored: Mapping[str, StoredTensor], folder: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trtbuild.checkpoint.assembly import Extent, content_fingerprint
 from trtbuild.checkpoint.fields import Fields
-from trtbuild.checkpoint.huggingface import read_assets
+from trtbuild.checkpoint.huggingface_files import read_assets
 from trtbuild.checkpoint.safetensors import SafetensorsFile, StoredTensor, read_header
 from trtbuild.checkpoint.spec import (
     EMBEDDING,

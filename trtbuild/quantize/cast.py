@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from trtbuild.checkpoint.finite import all_finite, check_finite
 from trtbuild.checkpoint.spec import Array, Decoder, Quantization, Tensor
 from trtbuild.errors import InputRefused
 from trtbuild.quantize.precisions import Precision
@@ -20,24 +21,14 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
-_CHECK_ROWS_BYTES = 1 << 24
-
-
-def _all_finite(array: Array) -> bool:
-    flat = array.reshape(-1)
-    step = _CHECK_ROWS_BYTES // max(1, array.itemsize)
-    return all(bool(np.isfinite(flat[i : i + step]).all()) for i in range(0, flat.size, step))
-
 
 def checked_cast(array: Array, dtype: np.dtype[Any], source: str) -> Array:
     """Cast to `dtype`. Raises InputRefused when a value is NaN or infinite, or becomes infinite in `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype, copy=False)
-    if _all_finite(cast):
+    if all_finite(cast):
         return cast
-    if not _all_finite(array):
-        kind = "NaN" if np.isnan(array).any() else "infinite values"
-        raise InputRefused(f"holds {kind}", where=source, hint="the checkpoint is damaged; get it again")
+    check_finite(array, source)
     largest = float(np.abs(array.astype(np.float32)).max())
     raise InputRefused(
         f"holds {largest:.6g}, which overflows to infinity in {dtype.name}",
