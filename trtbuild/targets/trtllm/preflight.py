@@ -69,7 +69,7 @@ def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[F
         device=device,
         requested_sms=options.sms,
         requested_kv_cache=options.kv_cache,
-        host_available_bytes=None if options.container else memory()[1],
+        host_available_bytes=None if options.card is not None else memory()[1],
         has_tokenizer=tokenizer or _TOKENIZER in decoder.assets,
     )
     return [*_loader_findings(Path(decoder.location)), *check(situation)]

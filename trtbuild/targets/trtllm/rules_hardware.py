@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtbuild.checkpoint.trtllm_sharding import legal_tp
+from trtbuild.errors import MachineLacks, UsageError
 from trtbuild.targets.base import BuildOptions
 from trtbuild.targets.trtllm.footprint import footprint, kv_bytes_per_token, weights_bytes
 from trtbuild.targets.trtllm.rules import SMOOTHQUANT, WEIGHT_ONLY, Problem, Rule, Situation
@@ -148,11 +149,11 @@ def _gib(size_bytes: float) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("one-sm", _one_sm),
-    Rule("blackwell-int8", _blackwell),
-    Rule("sm100-plugins", _sm100_plugins),
-    Rule("swiglu-plugin", _swiglu_plugin),
-    Rule("minimum-sm", _minimum_sm),
+    Rule("one-sm", _one_sm, UsageError),
+    Rule("blackwell-int8", _blackwell, MachineLacks),
+    Rule("sm100-plugins", _sm100_plugins, MachineLacks),
+    Rule("swiglu-plugin", _swiglu_plugin, MachineLacks),
+    Rule("minimum-sm", _minimum_sm, MachineLacks),
     Rule("kv-pool", _kv_pool),
     Rule("gpu-memory", _gpu_memory),
     Rule("host-memory", _host_memory),

@@ -72,7 +72,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         r"expecting compute (\S+) got compute (\S+)",
-        "an engine is for one kind of GPU: this one was built for compute {1}, not {0} (or the other way round)",
+        "an engine is for one kind of GPU, and this is another (compute {0} against {1})",
         "build the engine on the GPU that runs it",
         InputRefused,
         "llama_index #12318",

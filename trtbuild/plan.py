@@ -1,0 +1,321 @@
+"""What a model will need, per precision and target, before anything is written: disk, host memory, engine memory.
+
+Everything follows from the spec, so a `config.json` without weights is enough. What an engine needs comes from each
+target's `footprint`; here it is set against a machine or a card, and where it does not fit, the largest setting that
+does is searched for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trtbuild.cards import Card
+from trtbuild.checkpoint.spec import LINEAR_MODULES, Decoder, DecoderSpec, Quantization
+from trtbuild.checkpoint.trtllm_config import Ranks
+from trtbuild.checkpoint.trtllm_sharding import legal_tp
+from trtbuild.errors import DoesNotFit
+from trtbuild.machine import Machine
+from trtbuild.quantize.precisions import Precision, precision_of
+from trtbuild.targets.base import BuildOptions, Finding, Footprint, Limits, Target
+from trtbuild.targets.registry import load_target
+from trtbuild.targets.trtllm.footprint import DTYPE_BYTES
+from trtbuild.targets.trtllm.footprint import weights_bytes as hub_bytes
+
+KV_BLOCK_TOKENS = 32
+"""Tokens of a KV block, on every target."""
+
+_QUANTIZE_BASE_BYTES = 150 << 20
+"""Python with numpy and tokenizers loaded."""
+
+_SMALLEST_STEP = 256
+"""max_num_tokens below which a search does not go: steps get too small to be worth running."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where an engine would live. `memory_bytes` is what it may use of it; 0 where no such device is known."""
+
+    name: str
+    memory_bytes: int
+    bandwidth_gb_s: int | None = None
+    sm: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One precision on one target; engine figures are per rank, disk and checkpoint over all ranks.
+
+    `pool_tokens` is what the KV pool holds, `concurrent` how many sequences of max_seq_len that is, at most
+    max_batch_size; `needed_bytes` is the least device memory with which the limits can be kept. `decode_tok_s` is what
+    memory bandwidth allows one sequence at best: every step reads all weights. `fits` is None where the device is not
+    known. `largest` names the largest setting that fits where this one does not.
+    """
+
+    precision: str
+    target: str
+    device: Device
+    checkpoint_bytes: int
+    engine_bytes: int
+    quantize_peak_bytes: int
+    build_peak_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    runtime_bytes: int
+    kv_bytes_per_token: int
+    pool_tokens: int
+    concurrent: int
+    needed_bytes: int
+    decode_tok_s: float | None
+    fits: bool | None
+    refused: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+    largest: str | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether nothing known is in the way."""
+        return self.fits is not False and not self.refused
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.pool_tokens * self.kv_bytes_per_token
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory the running engine takes on its device."""
+        return self.weights_bytes + self.activation_bytes + self.runtime_bytes + self.pool_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All rows of a model, and the disk they would be written to."""
+
+    model: str
+    spec: DecoderSpec
+    parameters: int
+    limits: Limits
+    ranks: Ranks
+    rows: tuple[Row, ...]
+    host_memory_bytes: int
+    free_disk_bytes: int
+
+    @property
+    def disk_bytes(self) -> int:
+        """Everything written: each precision's checkpoint once, and every engine."""
+        checkpoints = {row.precision: row.checkpoint_bytes for row in self.rows}
+        return sum(checkpoints.values()) + sum(row.engine_bytes for row in self.rows)
+
+
+def parameters(spec: DecoderSpec) -> int:
+    """Number of weights; a tied head is not counted twice."""
+    head = spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0
+    return sum(math.prod(shape) for shape in spec.float_shapes().values()) - head
+
+
+def make_plan(
+    model: str,
+    spec: DecoderSpec,
+    precisions: Sequence[str],
+    targets: Sequence[str],
+    limits: Limits,
+    machine: Machine,
+    *,
+    free_disk_bytes: int,
+    card: Card | None = None,
+    ranks: Ranks = Ranks(),
+    calibration_tokens: int = 0,
+) -> Plan:
+    """Plan every precision on every target. Raises UsageError for a name that does not exist.
+
+    `card` stands for the machine's GPU; `calibration_tokens` is samples × sequence length. Precisions that a target
+    cannot run at all appear with `refused` saying why.
+    """
+    options = BuildOptions(tp=ranks.tp, pp=ranks.pp, card=card)
+    rows = [
+        _row(spec, precision_of(name), load_target(target), limits, options, machine, calibration_tokens)
+        for target in targets
+        for name in precisions
+    ]
+    return Plan(model, spec, parameters(spec), limits, ranks, tuple(rows), machine.available_bytes, free_disk_bytes)
+
+
+def require_fit(plan: Plan) -> None:
+    """Raise DoesNotFit when no row can be had, naming the largest setting that fits, or when the disk is too small."""
+    if not any(row.possible for row in plan.rows):
+        row = next((row for row in plan.rows if row.largest), plan.rows[0])
+        if row.fits is False:
+            raise DoesNotFit(
+                f"{row.precision} on {row.target} needs {gib(row.needed_bytes)}, {row.device.name} has "
+                f"{gib(row.device.memory_bytes)}",
+                where=plan.model,
+                hint=f"fits: {row.largest}" if row.largest else "fits at no setting: fewer bits, or a larger device",
+            )
+        finding = row.refused[0]
+        raise finding.error(f"{finding.rule}: {finding.text}", where=plan.model, hint=finding.hint)
+    if plan.disk_bytes > plan.free_disk_bytes:
+        raise DoesNotFit(
+            f"{gib(plan.disk_bytes)} would be written and {gib(plan.free_disk_bytes)} are free",
+            where=plan.model,
+            hint="free some space, choose another disk with -o, or plan fewer precisions",
+        )
+
+
+def planned_quantization(precision: Precision, spec: DecoderSpec) -> tuple[DecoderSpec, Quantization]:
+    """The spec and quantization block that `quantize` would write; int8 may leave more in floating point than this."""
+    dtype = precision.dtype if spec.dtype != "bfloat16" or precision.quant_algo is None else "bfloat16"
+    return dataclasses.replace(spec, dtype=dtype), Quantization(precision.quant_algo, group_size=precision.group_size)
+
+
+def _row(
+    spec: DecoderSpec,
+    precision: Precision,
+    target: Target,
+    limits: Limits,
+    options: BuildOptions,
+    machine: Machine,
+    calibration_tokens: int,
+) -> Row:
+    cast, quantization = planned_quantization(precision, spec)
+    ranks = Ranks(options.tp, options.pp)
+    device = _device(target, options.card, machine)
+    findings = target.preflight(_hollow(cast, quantization), limits, options)
+    need = target.footprint(cast, quantization, limits, options)
+    pool = _pool_tokens(need, limits, device)
+    needed = _needed_bytes(need, limits)
+    fits = needed <= device.memory_bytes if device.memory_bytes else None
+    weights_read = max(1, need.weights_bytes - cast.vocab_size * cast.hidden_size * DTYPE_BYTES[cast.dtype] // ranks.tp)
+    return Row(
+        precision=precision.name,
+        target=target.name,
+        device=device,
+        checkpoint_bytes=hub_bytes(cast, quantization, ranks, checkpoint=True) * ranks.world,
+        engine_bytes=need.disk_bytes,
+        quantize_peak_bytes=quantize_peak_bytes(spec, precision, calibration_tokens),
+        build_peak_bytes=need.build_peak_bytes,
+        weights_bytes=need.weights_bytes,
+        activation_bytes=need.activation_bytes,
+        runtime_bytes=need.runtime_bytes,
+        kv_bytes_per_token=need.kv_bytes_per_token,
+        pool_tokens=pool,
+        concurrent=min(limits.max_batch_size, pool // limits.max_seq_len),
+        needed_bytes=needed,
+        decode_tok_s=device.bandwidth_gb_s * 1e9 / weights_read if device.bandwidth_gb_s else None,
+        fits=fits,
+        refused=tuple(finding for finding in findings if finding.fatal),
+        notes=tuple(finding for finding in findings if not finding.fatal),
+        largest=None if fits is not False else _largest(cast, quantization, limits, options, device, target),
+    )
+
+
+def quantize_peak_bytes(spec: DecoderSpec, precision: Precision, calibration_tokens: int) -> int:
+    """Host memory while quantizing: tensors are streamed, so only calibration grows with the data.
+
+    Calibration holds the hidden states of all tokens before and after a layer in FP32, and one layer in FP32.
+    """
+    layer = sum(4 * math.prod(spec.linear_shape(module)) for module in LINEAR_MODULES)
+    if not precision.needs_calibration:
+        return _QUANTIZE_BASE_BYTES + 2 * max(layer, 4 * spec.vocab_size * spec.hidden_size)
+    states = 2 * 4 * calibration_tokens * spec.hidden_size
+    return _QUANTIZE_BASE_BYTES + states + 2 * layer
+
+
+def _device(target: Target, card: Card | None, machine: Machine) -> Device:
+    if not target.on_gpu:
+        return Device("this machine's memory", machine.available_bytes)
+    if card is not None:
+        return Device(card.title, card.memory_bytes, card.bandwidth_gb_s, card.sm)
+    if machine.gpus:
+        gpu = machine.gpus[0]
+        return Device(gpu.name, gpu.memory_bytes, sm=gpu.sm)
+    return Device("no GPU here", 0)
+
+
+def _hollow(spec: DecoderSpec, quantization: Quantization) -> Decoder:
+    """A decoder without tensors, for the rules that look at spec and quantization only."""
+    return Decoder(spec, {}, "", lambda: "", quantization, assets={"tokenizer.json": b""})
+
+
+def _fixed_bytes(need: Footprint) -> int:
+    return need.weights_bytes + need.activation_bytes + need.runtime_bytes
+
+
+def _needed_bytes(need: Footprint, limits: Limits) -> int:
+    """Least device memory: where the pool takes what is left, room for one sequence of max_seq_len or the pool asked
+    for; else exactly the pool."""
+    if need.kv_free_fraction is None:
+        return _fixed_bytes(need) + limits.pool_tokens * need.kv_bytes_per_token
+    tokens = limits.kv_pool_tokens or limits.max_seq_len
+    return _fixed_bytes(need) + math.ceil(tokens * need.kv_bytes_per_token / need.kv_free_fraction)
+
+
+def _pool_tokens(need: Footprint, limits: Limits, device: Device) -> int:
+    """Tokens the KV pool will hold, in whole blocks."""
+    if need.kv_free_fraction is None or not device.memory_bytes:
+        return limits.pool_tokens
+    free = max(0, device.memory_bytes - _fixed_bytes(need))
+    tokens = int(free * need.kv_free_fraction) // need.kv_bytes_per_token
+    if limits.kv_pool_tokens is not None:
+        tokens = min(tokens, limits.kv_pool_tokens)
+    return tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+
+
+def _largest(
+    spec: DecoderSpec,
+    quantization: Quantization,
+    limits: Limits,
+    options: BuildOptions,
+    device: Device,
+    target: Target,
+) -> str | None:
+    """The largest setting that fits, as limits to give: one dial after the other is turned down as far as it must."""
+
+    def fits(trial: Limits) -> bool:
+        return _needed_bytes(target.footprint(spec, quantization, trial, options), trial) <= device.memory_bytes
+
+    def fits_with(trial: Limits, dial: str, value: int) -> bool:
+        return fits(_turned(trial, dial, value))
+
+    given: list[str] = []
+    base = limits
+    if base.kv_pool_tokens is not None:
+        base = dataclasses.replace(base, kv_pool_tokens=base.max_seq_len)
+        given.append(f"kv_pool_tokens {base.max_seq_len}")
+    for dial, lowest in (("max_batch_size", 1), ("max_num_tokens", _SMALLEST_STEP), ("max_seq_len", KV_BLOCK_TOKENS)):
+        start = getattr(base, dial)
+        value = _highest(functools.partial(fits_with, base, dial), min(lowest, start), start)
+        if value is not None:
+            return ", ".join([*given, *([f"{dial} {value}"] if value != start else [])])
+        base = _turned(base, dial, min(lowest, start))
+        given.append(f"{dial} {getattr(base, dial)}")
+    for tp in legal_tp(spec) if target.on_gpu else ():
+        if tp <= options.tp:
+            continue
+        wider = dataclasses.replace(options, tp=tp)
+        if _needed_bytes(target.footprint(spec, quantization, limits, wider), limits) <= device.memory_bytes:
+            return f"tensor parallelism over {tp} of these GPUs (--tp {tp})"
+    return None
+
+
+def _turned(limits: Limits, dial: str, value: int) -> Limits:
+    turned = dataclasses.replace(limits, **{dial: value})
+    longest = min(turned.max_input_len, max(1, turned.max_seq_len - 1))
+    return dataclasses.replace(turned, max_input_len=longest)
+
+
+def _highest(good: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The highest value of [low, high] that is good, None when none is; below a good value all are good."""
+    if not good(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if good(middle) else (low, middle - 1)
+    return low
+
+
+def gib(size_bytes: float) -> str:
+    """A size for people."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
