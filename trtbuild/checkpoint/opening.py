@@ -8,9 +8,9 @@ from pathlib import Path
 
 from trtbuild.checkpoint.gguf import open_gguf
 from trtbuild.checkpoint.hub import fetch, looks_like_hub_id
-from trtbuild.checkpoint.huggingface import open_huggingface
+from trtbuild.checkpoint.huggingface import open_huggingface, read_config_spec
 from trtbuild.checkpoint.kinds import KINDS, recognise
-from trtbuild.checkpoint.spec import Decoder
+from trtbuild.checkpoint.spec import Decoder, DecoderSpec
 from trtbuild.checkpoint.trtllm import read_checkpoint
 from trtbuild.errors import InputRefused
 
@@ -30,6 +30,15 @@ def open_model(location: str) -> Decoder:
 def open_decoder(location: str) -> Decoder:
     """As `open_model`, and TensorRT-LLM checkpoints as well."""
     return _open(location, _DECODERS)
+
+
+def open_spec(location: str) -> DecoderSpec:
+    """The spec alone: also of a Hugging Face folder that holds only a config.json, or of that file itself."""
+    path = Path(location)
+    config_path = path if path.name == "config.json" else path / "config.json"
+    if config_path.is_file() and recognise(config_path.parent) == "huggingface":
+        return read_config_spec(config_path)
+    return open_decoder(location).spec
 
 
 def _open(location: str, openers: Mapping[str, Callable[[Path], Decoder]]) -> Decoder:
