@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trtbuild.cards import Card
 from trtbuild.checkpoint.spec import LINEAR_MODULES, Decoder, DecoderSpec, Quantization
@@ -81,6 +82,10 @@ class Row:
         return self.fits is not False and not self.refused
 
     @property
+    def disk_bytes(self) -> int:
+        return self.checkpoint_bytes + self.engine_bytes
+
+    @property
     def pool_bytes(self) -> int:
         return self.pool_tokens * self.kv_bytes_per_token
 
@@ -108,6 +113,26 @@ class Plan:
         """Everything written: each precision's checkpoint once, and every engine."""
         checkpoints = {row.precision: row.checkpoint_bytes for row in self.rows}
         return sum(checkpoints.values()) + sum(row.engine_bytes for row in self.rows)
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON values, derived figures included."""
+    rows = [
+        {
+            **dataclasses.asdict(row),
+            "refused": [_finding_document(finding) for finding in row.refused],
+            "notes": [_finding_document(finding) for finding in row.notes],
+            "disk_bytes": row.disk_bytes,
+            "pool_bytes": row.pool_bytes,
+            "peak_bytes": row.peak_bytes,
+        }
+        for row in plan.rows
+    ]
+    return {**dataclasses.asdict(plan), "rows": rows, "disk_bytes": plan.disk_bytes}
+
+
+def _finding_document(finding: Finding) -> dict[str, str | None]:
+    return {"rule": finding.rule, "text": finding.text, "hint": finding.hint}
 
 
 def parameters(spec: DecoderSpec) -> int:
