@@ -16,7 +16,7 @@ from simulated import BatchServer, QueueServer, constant, exponential, smooth_st
 from trtbuild.bench.loadgen import GROWING, Prompt, Window, run_load
 from trtbuild.bench.loads import ClosedLoop, Load, OpenLoop, Replay, load_from_json, load_to_json
 from trtbuild.bench.metrics import REQUEST_METRICS, distributions, run_values, token_gaps_ms
-from trtbuild.bench.records import LoadRun
+from trtbuild.bench.records import LoadRun, WarmupReport
 from trtbuild.bench.warmup import WarmupRule
 
 NO_WARMUP = WarmupRule(max_requests=0)
@@ -36,14 +36,15 @@ def test_closed_loop_on_a_batching_server_has_the_analytic_values(concurrency: i
     step, prefill, prompt, answer = 0.010 + 0.001 * concurrency, 0.0002, 50, 32
     server = BatchServer(smooth_step(0.010, 0.001), prefill_s=prefill)
     run = run_load(server, [Prompt((1,) * prompt, answer)], ClosedLoop(concurrency), long_window(320))
-    first = prefill * prompt * concurrency + step
-    cycle = first + (answer - 1) * step
+    cycle = prefill * prompt * concurrency + answer * step
+    first = prefill * prompt + step  # the users are spread out: no two prompts share a step
+    per_token = (cycle - first) / (answer - 1)
     found, values = distributions(run.measured), run_values(run)
     assert found["ttft_ms"]["mean"] == pytest.approx(first * 1e3, rel=0.01)
-    assert found["tpot_ms"]["mean"] == pytest.approx(step * 1e3, rel=0.01)
+    assert found["tpot_ms"]["mean"] == pytest.approx(per_token * 1e3, rel=0.01)
     assert found["latency_ms"]["p50"] == pytest.approx(cycle * 1e3, rel=0.01)
     assert found["latency_ms"]["max"] == pytest.approx(cycle * 1e3, rel=0.01)
-    assert np.mean(token_gaps_ms(run.measured)) == pytest.approx(step * 1e3, rel=0.01)
+    assert np.mean(token_gaps_ms(run.measured)) == pytest.approx(per_token * 1e3, rel=0.01)
     assert values["throughput_tok_s"] == pytest.approx(concurrency * answer / cycle, rel=0.01)
     assert values["throughput_req_s"] == pytest.approx(concurrency / cycle, rel=0.01)
     assert values["throughput_prompt_tok_s"] == pytest.approx(concurrency * prompt / cycle, rel=0.01)
@@ -51,6 +52,16 @@ def test_closed_loop_on_a_batching_server_has_the_analytic_values(concurrency: i
     assert values["error_pct"] == 0
     assert abs(values["little_discrepancy_pct"]) < 1
     assert run.warmup.stable and run.warmup.requests >= 16
+
+
+def test_without_warmup_the_first_wave_is_measured_as_it_is() -> None:
+    server = BatchServer(smooth_step(0.010, 0.001), prefill_s=0.0002)
+    window = Window(8, 0.0, math.inf, math.inf, NO_WARMUP)
+    run = run_load(server, [Prompt((1,) * 50, 10)], ClosedLoop(8), window)
+    assert run.warmup == WarmupReport()
+    assert {r.max_new_tokens for r in run.records} == {10}
+    first = 8 * 50 * 0.0002 + 0.018
+    assert distributions(run.measured[:8])["ttft_ms"]["max"] == pytest.approx(first * 1e3)
 
 
 def lindley(arrivals: np.ndarray, services: np.ndarray, servers: int) -> np.ndarray:

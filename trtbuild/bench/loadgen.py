@@ -152,17 +152,18 @@ class _Run:
         request_id = len(self.records)
         index = request_id % len(self.prompts)
         prompt = self.prompts[index]
+        tokens = prompt.max_new_tokens
+        if self.phase == "warmup" and request_id < self.load.users:
+            # Users that start together and get answers of one length march in step for ever, each wave a burst of
+            # prompts. The first answers of a warm-up are cut to different lengths, and the users spread out.
+            tokens = max(1, tokens * (request_id + 1) // self.load.users)
         sent_s = self.driver.now()
-        record = RequestRecord(
-            request_id, index, self.phase, scheduled_s, sent_s, len(prompt.token_ids), prompt.max_new_tokens
-        )
+        record = RequestRecord(request_id, index, self.phase, scheduled_s, sent_s, len(prompt.token_ids), tokens)
         self.records.append(record)
         self.in_flight[request_id] = record
         if self.phase == "measured":
             self.measured_open += 1
-        self.driver.submit(
-            Request(request_id, prompt.token_ids, prompt.max_new_tokens, prompt.ignore_eos, seed=request_id)
-        )
+        self.driver.submit(Request(request_id, prompt.token_ids, tokens, prompt.ignore_eos, seed=request_id))
         self.submit_s += self.driver.now() - sent_s
 
     def _handle(self, event: TokenEvent) -> None:

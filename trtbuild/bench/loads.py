@@ -42,6 +42,11 @@ class Load(Protocol):
         """How many requests it has, None when it never ends."""
         ...
 
+    @property
+    def users(self) -> int:
+        """How many users of a closed loop start at the same moment; 0 where arrivals have times of their own."""
+        ...
+
 
 @dataclass(frozen=True)
 class ClosedLoop:
@@ -52,6 +57,10 @@ class ClosedLoop:
     @property
     def requests(self) -> int | None:
         return None
+
+    @property
+    def users(self) -> int:
+        return self.concurrency
 
     def start(self, now: float) -> Arrivals:
         return _ClosedArrivals(deque([now] * self.concurrency))
@@ -88,6 +97,10 @@ class OpenLoop:
     @property
     def requests(self) -> int | None:
         return None
+
+    @property
+    def users(self) -> int:
+        return 0
 
     def start(self, now: float) -> Arrivals:
         return _OpenArrivals(self, random.Random(self.seed), now)
@@ -126,6 +139,10 @@ class Replay:
     @property
     def requests(self) -> int | None:
         return len(self.times_s)
+
+    @property
+    def users(self) -> int:
+        return 0
 
     def start(self, now: float) -> Arrivals:
         return _ReplayArrivals([now + t for t in reversed(self.times_s)])
