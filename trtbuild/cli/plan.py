@@ -92,7 +92,7 @@ def plan(
     from trtbuild.checkpoint.opening import open_spec
     from trtbuild.checkpoint.trtllm_config import Ranks
     from trtbuild.machine import free_disk_bytes, this_machine
-    from trtbuild.plan import make_plan, require_fit
+    from trtbuild.plan import make_plan, plan_document, require_fit
     from trtbuild.profile import load_profile
     from trtbuild.targets.base import Limits, fit_limits
 
@@ -113,5 +113,5 @@ def plan(
         calibration_tokens=wanted.calibration.samples * wanted.calibration.seq_len,
     )
     console = console_of(json, quiet)
-    console.result(dataclasses.asdict(made), lambda: _table(made))
+    console.result(plan_document(made), lambda: _table(made))
     require_fit(made)
