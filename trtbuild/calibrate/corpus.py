@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trtbuild.calibrate.texts import Document, Texts, read_texts
+from trtbuild.calibrate.texts import Document, Texts, read_texts, texts_of
 from trtbuild.checkpoint.tokenizer import Tokenizer
 from trtbuild.data import CALIBRATION
 from trtbuild.errors import InputRefused
@@ -140,37 +140,36 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def prompts_of_length(tokenizer: Tokenizer, lengths: Sequence[int], count: int, *, seed: int = 0) -> list[list[int]]:
     """`count` chat prompts of held-out text whose lengths in tokens are exactly `lengths`, over and over.
 
-    Each begins as a chat prompt begins, holds text no other begins with (a prefix cache must not help), and ends where
-    the answer begins. Lengths below the template's own are raised to it plus one token.
+    Each begins as a chat prompt begins, goes on with another part of the text (a prefix cache must not help), and ends
+    where the answer begins. Lengths below the template's own are raised to it plus one token.
     """
     around = [prompt_ids(tokenizer, text) for text in ("a", "b")]
     shared_tail = _shared_prefix(around[0][::-1], around[1][::-1])
-    tail = around[0][len(around[0]) - shared_tail :]
-    head = len(around[0]) - shared_tail
-    bodies = _endless_text(tokenizer, max(lengths), seed)
+    shortest = len(around[0])
+    tail = around[0][shortest - shared_tail :]
+    text = " ".join(part for document in builtin_evaluation().documents for part in texts_of(document))
     prompts = []
     for index in range(count):
-        length = max(lengths[index % len(lengths)], head + len(tail))
-        prompts.append([*next(bodies)[: length - len(tail)], *tail])
+        length = max(lengths[index % len(lengths)], shortest)
+        body = _ids_from(tokenizer, text, round((seed + index) * _GOLDEN * len(text)) % len(text), length + 1)
+        prompts.append([*body[: length - len(tail)], *tail])
     return prompts
+
+
+_GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo one, are spread evenly however many there are."""
 
 
 def _shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _endless_text(tokenizer: Tokenizer, length: int, seed: int) -> Iterator[list[int]]:
-    """Ids of chat prompts of at least `length` tokens, each starting at another document of the evaluation set."""
-    documents = builtin_evaluation().documents
-    order = sorted(range(len(documents)), key=lambda i: hashlib.sha256(f"{seed}:{i}".encode()).digest())
-    texts = [" ".join(str(m["content"]) for m in documents[i] if not isinstance(m, str)) for i in order]
-    start = 0
+def _ids_from(tokenizer: Tokenizer, text: str, start: int, length: int) -> list[int]:
+    """Ids, at least `length`, of a prompt that holds `text` from the character `start` on, round and round."""
+    characters = 4 * length
     while True:
-        text, taken = "", 0
-        ids: list[int] = []
-        while len(ids) < length + 1:
-            text += texts[(start + taken) % len(texts)] + "\n\n"
-            taken += 1
-            ids = prompt_ids(tokenizer, text)
-        yield ids
-        start += 1
+        times = -(-(start + characters) // len(text))
+        ids = prompt_ids(tokenizer, (text * times)[start : start + characters])
+        if len(ids) > length:
+            return ids
+        characters *= 2

@@ -148,7 +148,7 @@ def _json_lines(text: str, where: str) -> Iterator[tuple[str, Document]]:
             )
         layout = next((layout for layout in _LAYOUTS if record.keys() >= set(layout.keys)), None)
         if layout is None:
-            seen = ", ".join(map(ascii_safe, record)) or "none"
+            seen = ", ".join(map(_one_line, record)) or "none"
             raise InputRefused(
                 f"no known layout in the keys: {seen}", where=place, hint=f"layouts that are read: {_LAYOUT_NAMES}"
             )
@@ -160,7 +160,7 @@ def _json_lines(text: str, where: str) -> Iterator[tuple[str, Document]]:
             yield "+".join(layout.keys), document
 
 
-def ascii_safe(key: str) -> str:
+def _one_line(key: str) -> str:
     """A key as it can be printed anywhere on one line, however strange, and never long."""
     shown = key.encode("utf-8", "backslashreplace").decode()
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
