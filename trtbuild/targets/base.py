@@ -7,7 +7,7 @@ An engine is a directory with a manifest of kind "engine" whose settings say tar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
 from trtbuild.errors import DoesNotFit, InputRefused, TrtbuildError
 from trtbuild.progress import Progress
 from trtbuild.store.manifest import Manifest, read_manifest
-from trtbuild.targets.serving import Driver, Scorer
+from trtbuild.targets.serving import Driver, Request, Scorer
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ class Target:
     open_driver: Callable[[Path], Driver]
     open_scorer: Callable[[Path], Scorer]
     commands: Callable[[Path, Path, Limits, BuildOptions], list[list[str]]] = lambda *_: []
+    examine: Callable[[Path], Mapping[str, Any]] = lambda _: {}
+    """What `trtbuild inspect` can say of an engine's own files beyond the manifest, without the target's packages."""
     on_gpu: bool = True
     """Whether engines live in GPU memory; False for host memory."""
 
@@ -182,6 +184,26 @@ def limit_findings(spec: DecoderSpec, limits: Limits) -> list[Finding]:
         f"give the pool at least {limits.max_seq_len} tokens",
     )
     return findings
+
+
+def refusal(request: Request, limits: Limits, vocab_size: int, in_flight: Container[int]) -> str | None:
+    """Why an engine's limits or the protocol cannot take a request, None when they can."""
+    length = len(request.token_ids)
+    if request.id in in_flight:
+        return f"request id {request.id} is in flight already"
+    if length == 0:
+        return "the prompt is empty"
+    if length >= limits.max_seq_len:
+        return f"the prompt has {length} tokens, max_seq_len {limits.max_seq_len} leaves no room to answer"
+    if length > limits.max_input_len:
+        return f"the prompt has {length} tokens, max_input_len is {limits.max_input_len}"
+    if request.max_new_tokens < 1:
+        return f"max_new_tokens is {request.max_new_tokens}"
+    if not 0 <= min(request.token_ids) <= max(request.token_ids) < vocab_size:
+        return f"a token id is outside the vocabulary of {vocab_size}"
+    if request.temperature < 0 or not 0 < request.top_p <= 1:
+        return f"temperature {request.temperature} or top_p {request.top_p} is out of range"
+    return None
 
 
 def refuse_fatal(findings: list[Finding], where: str | Path) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from trtbuild.checkpoint.spec import Decoder, DecoderSpec
-from trtbuild.checkpoint.tokenizer import TOKENIZER_FILES, load_tokenizer
+from trtbuild.checkpoint.spec import Decoder
+from trtbuild.checkpoint.tokenizer import load_tokenizer
 from trtbuild.checkpoint.trtllm import read_checkpoint
-from trtbuild.errors import InputRefused, TrtbuildError
+from trtbuild.errors import TrtbuildError
 from trtbuild.graph.decoder import write_onnx
 from trtbuild.progress import Progress
 from trtbuild.store.atomic import atomic_directory, check_replaceable
 from trtbuild.store.manifest import write_manifest
+from trtbuild.targets.assets import with_tokenizer, write_assets
 from trtbuild.targets.base import BuildOptions, Limits, engine_settings, refuse_fatal
 from trtbuild.targets.cpu.loading import MODEL_XML
 from trtbuild.targets.cpu.machine import PACKAGES, int8_features
@@ -34,7 +33,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
     Raises InputRefused for a checkpoint or tokenizer that cannot be used, DoesNotFit for limits it cannot hold, and
     TrtbuildError when the finished engine does not compute what the checkpoint means.
     """
-    decoder = _with_tokenizer(read_checkpoint(checkpoint), options.tokenizer)
+    decoder = with_tokenizer(read_checkpoint(checkpoint), options.tokenizer)
     tokenizer = load_tokenizer(decoder.assets, spec=decoder.spec, where=decoder.location)
     refuse_fatal(preflight(decoder, limits, options), checkpoint)
     check_replaceable(out)
@@ -42,7 +41,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
         progress.note(note)
     kv_cache = options.kv_cache or default_kv_cache(decoder.spec.dtype, decoder.quantization.kv_cache_quant_algo)
     with atomic_directory(out) as folder:
-        _write_assets(folder, decoder, tokenizer.stop_token_ids)
+        write_assets(folder, decoder, tokenizer.stop_token_ids)
         write_model(decoder, folder, limits.max_seq_len, progress)
         kernels, checked = _check(decoder, folder, limits, progress)
         settings = engine_settings(
@@ -107,45 +106,3 @@ def _check(decoder: Decoder, folder: Path, limits: Limits, progress: Progress) -
         where=decoder.location,
         hint="nothing was written; report this with the checkpoint's config.json",
     )
-
-
-def _with_tokenizer(decoder: Decoder, folder: Path | None) -> Decoder:
-    """The decoder with the tokenizer files of `folder`, where one is given, instead of its own."""
-    if folder is None:
-        return decoder
-    found = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
-    if "tokenizer.json" not in found:
-        raise InputRefused("no tokenizer.json in this folder", where=folder, hint="--tokenizer takes the HF folder")
-    kept = {name: content for name, content in decoder.assets.items() if name not in TOKENIZER_FILES}
-    return dataclasses.replace(decoder, assets={**kept, **found})
-
-
-def _write_assets(folder: Path, decoder: Decoder, stop_token_ids: tuple[int, ...]) -> None:
-    """Tokenizer files as they came; `config.json` and `generation_config.json` as GenAI reads them."""
-    for name, content in decoder.assets.items():
-        (folder / name).write_bytes(content)
-    generation = json.loads(decoder.assets.get("generation_config.json", b"{}"))
-    generation["eos_token_id"] = list(stop_token_ids)
-    _write_json(folder / "generation_config.json", generation)
-    _write_json(folder / "config.json", _config(decoder.spec, stop_token_ids))
-
-
-def _config(spec: DecoderSpec, stop_token_ids: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "model_type": spec.family,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_size,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "bos_token_id": spec.bos_token_id,
-        "eos_token_id": list(stop_token_ids),
-        "tie_word_embeddings": spec.tie_word_embeddings,
-    }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

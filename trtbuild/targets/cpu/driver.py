@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trtbuild.targets.base import Limits
+from trtbuild.targets.base import Limits, refusal
 from trtbuild.targets.cpu.loading import MODEL_BIN, load_engine
 from trtbuild.targets.serving import EngineMemory, FinishReason, Request, TokenEvent
 
@@ -91,7 +91,7 @@ class CpuDriver:
     def submit(self, request: Request) -> None:
         import openvino
 
-        reason = self._refusal(request)
+        reason = refusal(request, self._limits, self._vocab_size, self._running)
         if reason is not None:
             self._refused.append(TokenEvent(request.id, self.now(), (), "error", reason))
             return
@@ -101,25 +101,6 @@ class CpuDriver:
         handle = self._pipeline.add_request(self._next_handle, ids, config)
         self._running[request.id] = _Running(request.id, handle)
         self._next_handle += 1
-
-    def _refusal(self, request: Request) -> str | None:
-        """Why the engine's limits or the protocol cannot take a request, None when they can."""
-        length = len(request.token_ids)
-        if request.id in self._running:
-            return f"request id {request.id} is in flight already"
-        if length == 0:
-            return "the prompt is empty"
-        if length >= self._limits.max_seq_len:
-            return f"the prompt has {length} tokens, max_seq_len {self._limits.max_seq_len} leaves no room to answer"
-        if length > self._limits.max_input_len:
-            return f"the prompt has {length} tokens, max_input_len is {self._limits.max_input_len}"
-        if request.max_new_tokens < 1:
-            return f"max_new_tokens is {request.max_new_tokens}"
-        if not 0 <= min(request.token_ids) <= max(request.token_ids) < self._vocab_size:
-            return f"a token id is outside the vocabulary of {self._vocab_size}"
-        if request.temperature < 0 or not 0 < request.top_p <= 1:
-            return f"temperature {request.temperature} or top_p {request.top_p} is out of range"
-        return None
 
     def step(self, until: float | None) -> list[TokenEvent]:
         events, self._refused = self._refused, []

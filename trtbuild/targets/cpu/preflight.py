@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from trtbuild.checkpoint.linear import READERS
-from trtbuild.checkpoint.spec import LINEAR_MODULES, Decoder, DecoderSpec, Quantization, module_path
+from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
 from trtbuild.graph.decoder import ACTIVATIONS
 from trtbuild.targets.base import BuildOptions, Finding, Footprint, Limits, limit_findings
 from trtbuild.targets.cpu.properties import KV_CACHE_TYPES, default_kv_cache
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+from trtbuild.targets.sizes import weight_bytes
 
 RUNTIME_BYTES = 250_000_000
 """Resident memory of Python with OpenVINO and GenAI loaded and a model of no size compiled."""
@@ -47,19 +46,6 @@ def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
     overhead = 8 if kv_cache == "u8" else 0
     head = spec.head_size * KV_CACHE_TYPES[kv_cache] + overhead
     return spec.num_layers * 2 * spec.num_kv_heads * head
-
-
-def weight_bytes(spec: DecoderSpec, quantization: Quantization) -> int:
-    """Bytes of the weights in the engine's file: quantized linears one byte each, a tied head once."""
-    float_bytes = DTYPE_BYTES[spec.dtype]
-    tables = spec.vocab_size * spec.hidden_size * float_bytes
-    total = tables if spec.tie_word_embeddings else 2 * tables
-    for layer in range(spec.num_layers):
-        for module in LINEAR_MODULES:
-            rows, columns = spec.linear_shape(module)
-            quantized = quantization.quantizes(module_path(layer, module))
-            total += rows * columns * (1 if quantized else float_bytes) + (rows * 4 if quantized else 0)
-    return total
 
 
 def footprint(spec: DecoderSpec, quantization: Quantization, limits: Limits, options: BuildOptions) -> Footprint:
