@@ -178,12 +178,12 @@ class Profile:
         Literal["throughput", "ttft", "tpot", "latency", "memory"],
         Field(description="What decides between precisions that pass everything else."),
     ] = "throughput"
-    calibration: Annotated[Calibration, Field(description="How INT8 is calibrated.")] = Calibration()
-    limits: Annotated[EngineLimits, Field(description="What engines are built for.")] = EngineLimits()
-    slo: Annotated[Slo, Field(description="What users are promised.")] = Slo()
-    quality: Annotated[Quality, Field(description="What may be lost.")] = Quality()
-    workload: Annotated[Workload, Field(description="The load it is measured under.")] = Workload()
-    evaluation: Annotated[Evaluation, Field(description="The text quality is measured on.")] = Evaluation()
+    calibration: Calibration = Calibration()
+    limits: EngineLimits = EngineLimits()
+    slo: Slo = Slo()
+    quality: Quality = Quality()
+    workload: Workload = Workload()
+    evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
@@ -194,6 +194,12 @@ class Profile:
         whole = longest + self.workload.output_tokens
         _require(whole <= limits.max_seq_len, f"{whole} tokens of prompt and answer exceed max_seq_len")
         return self
+
+
+_SECTIONS: Mapping[str, Any] = {
+    field.name: type(field.default) for field in dataclasses.fields(Profile) if dataclasses.is_dataclass(field.default)
+}
+"""Key → dataclass of the parts of a profile."""
 
 
 @functools.cache
@@ -236,11 +242,13 @@ def to_dict(profile: Profile) -> dict[str, Any]:
 def _checked(document: Document, where: str) -> Profile:
     if not isinstance(document.value, dict):
         raise UsageError("not a profile: keys and values are expected", where=where)
+    # A section whose lines are all commented out reads as null.
+    value = {key: {} if part is None and key in _SECTIONS else part for key, part in document.value.items()}
     try:
         # Through JSON, because only there a list may become a tuple while text may not become a number.
-        return profile_type().validate_json(json.dumps(document.value))
+        return profile_type().validate_json(json.dumps(value))
     except ValidationError as error:
-        faults = sorted(error.errors(), key=lambda fault: document.line(_location(fault)))
+        faults = sorted(error.errors(), key=lambda fault: (document.line(_location(fault)), fault["type"] == "missing"))
         raise _refusal(faults[0], document, where, others=len(faults) - 1) from error
 
 
@@ -255,22 +263,14 @@ def _refusal(fault: Mapping[str, Any], document: Document, where: str, *, others
     more = f" (and {others} more)" if others else ""
     kind = fault["type"]
     if kind == "unexpected_keyword_argument":
-        known = [field.name for field in dataclasses.fields(_section(path[:-1]))]
+        owner = _SECTIONS[str(path[0])] if len(path) > 1 else Profile
+        known = [field.name for field in dataclasses.fields(owner)]
         hint = _did_you_mean(str(path[-1]), known) or f"keys here: {', '.join(known)}"
         return UsageError(f"unknown key {key!r}{more}", where=place, hint=hint)
     if kind == "missing":
         return UsageError(f"key {key!r} is missing{more}", where=place)
     problem = str(fault["msg"]).removeprefix("Value error, ")
     return UsageError(f"{key}: {problem}{more}" if key else f"{problem}{more}", where=place)
-
-
-def _section(path: Iterable[str | int]) -> Any:
-    """The dataclass that describes the mapping at `path`."""
-    section: Any = Profile
-    for key in path:
-        defaults = {field.name: field.default for field in dataclasses.fields(section)}
-        section = type(defaults[str(key)])
-    return section
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str | None:

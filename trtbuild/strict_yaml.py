@@ -99,6 +99,8 @@ class _Reader:
             # An alias would let a short file stand for an endless one, and a profile is read by people.
             raise self._refused("an alias (*name) is not read", node)
         self._seen.add(id(node))
+        if node.tag.removeprefix(_TAG) not in (*_READ, "seq", "map"):
+            raise self._refused(f"the tag {node.tag!r} is not read", node)
         if node.id == "sequence":
             return [self.value(child, (*path, i)) for i, child in enumerate(node.value)]
         return self._mapping(node, path) if node.id == "mapping" else self._scalar(node)
@@ -117,11 +119,9 @@ class _Reader:
 
     def _scalar(self, node: Any) -> Any:
         kind = node.tag.removeprefix(_TAG)
-        if kind not in _READ:
-            raise self._refused(f"the tag {node.tag!r} is not read", node)
         try:
             return _READ[kind](node.value)
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             raise self._refused(f"{node.value!r} is not of the type {kind}", node) from error
 
     def _refused(self, what: str, node: Any) -> UsageError:
