@@ -55,6 +55,7 @@ class EngineProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            start_new_session=True,  # Ctrl-C on the terminal is for the parent alone
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         self._finished: list[RequestRecord] = []
@@ -188,6 +189,13 @@ class Fleet:
                 raise
         self._open[source.name] = process  # last in the dict: most recently used
         return process
+
+    def fits(self, sources: Sequence[EngineSource]) -> bool:
+        """Whether the workers of all these engines fit into the memory that is free now."""
+        import psutil
+
+        needed = sum(source.size_bytes + _WORKER_BASE_BYTES for source in sources)
+        return bool(needed < psutil.virtual_memory().available)
 
     def _make_room(self, needed_bytes: int) -> None:
         import psutil

@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import select
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -158,7 +157,6 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 def main() -> None:
     """Serve commands until the parent closes the pipe. Ctrl-C is the parent's to handle; it says `stop` if need be."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection()
     worker = Worker(connection)
     while (command := connection.receive()) is not None:
