@@ -12,10 +12,8 @@ import numpy as np
 
 from trtbuild.targets.base import Limits, refusal
 from trtbuild.targets.cpu.loading import MODEL_BIN, load_engine
+from trtbuild.targets.cpu.properties import BLOCK_TOKENS
 from trtbuild.targets.serving import EngineMemory, FinishReason, Request, TokenEvent
-
-BLOCK_TOKENS = 32
-"""Tokens of one KV block of OpenVINO's CPU paged attention."""
 
 
 def pool_blocks(limits: Limits) -> int:
@@ -73,13 +71,16 @@ class CpuDriver:
         folder: Path,
         limits: Limits,
         properties: Mapping[str, Any],
-        stop_token_ids: tuple[int, ...],
+        *,
         vocab_size: int,
+        stop_token_ids: tuple[int, ...] = (),
+        kv_bytes_per_token: int = 0,
     ) -> None:
         self._pipeline = open_pipeline(folder, limits, properties)
         self._limits = limits
         self._stop_token_ids = stop_token_ids
         self._vocab_size = vocab_size
+        self._kv_bytes_per_token = kv_bytes_per_token
         self._weights_bytes = (folder / MODEL_BIN).stat().st_size
         self._running: dict[int, _Running] = {}
         self._refused: list[TokenEvent] = []
@@ -124,9 +125,9 @@ class CpuDriver:
             running.handle.cancel()
 
     def memory(self) -> EngineMemory:
-        pool_bytes = int(self._pipeline.get_metrics().kv_cache_size_in_bytes)
         tokens = pool_blocks(self._limits) * BLOCK_TOKENS
-        return EngineMemory(self._weights_bytes, pool_bytes, pool_bytes // tokens, tokens)
+        per_token = self._kv_bytes_per_token
+        return EngineMemory(self._weights_bytes, tokens * per_token, per_token, tokens)
 
     def close(self) -> None:
         for request_id in list(self._running):
@@ -160,5 +161,10 @@ def open_driver(path: Path) -> CpuDriver:
     """Serve an engine with the limits it was built for."""
     cpu = load_engine(path)
     return CpuDriver(
-        path, cpu.engine.limits, cpu.properties, cpu.stop_token_ids, int(cpu.engine.settings["vocab_size"])
+        path,
+        cpu.engine.limits,
+        cpu.properties,
+        vocab_size=int(cpu.engine.settings["vocab_size"]),
+        stop_token_ids=cpu.stop_token_ids,
+        kv_bytes_per_token=int(cpu.engine.settings["kv_bytes_per_token"]),
     )

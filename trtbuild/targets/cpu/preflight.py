@@ -6,7 +6,7 @@ from trtbuild.checkpoint.linear import READERS
 from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
 from trtbuild.graph.decoder import ACTIVATIONS
 from trtbuild.targets.base import BuildOptions, Finding, Footprint, Limits, limit_findings
-from trtbuild.targets.cpu.properties import KV_CACHE_TYPES, default_kv_cache
+from trtbuild.targets.cpu.properties import KV_CACHE_TYPES, default_kv_cache, kv_bytes_per_token
 from trtbuild.targets.sizes import weight_bytes
 
 RUNTIME_BYTES = 250_000_000
@@ -39,13 +39,6 @@ def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[F
         text = f"max_num_tokens {limits.max_num_tokens} is below max_batch_size {limits.max_batch_size}"
         findings.append(Finding("max_num_tokens", text, "not every sequence advances in every step", fatal=False))
     return findings
-
-
-def kv_bytes_per_token(spec: DecoderSpec, kv_cache: str) -> int:
-    """Bytes one token takes in the paged cache over all layers; u8 adds an FP32 scale and zero point per head."""
-    overhead = 8 if kv_cache == "u8" else 0
-    head = spec.head_size * KV_CACHE_TYPES[kv_cache] + overhead
-    return spec.num_layers * 2 * spec.num_kv_heads * head
 
 
 def footprint(spec: DecoderSpec, quantization: Quantization, limits: Limits, options: BuildOptions) -> Footprint:

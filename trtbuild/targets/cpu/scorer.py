@@ -17,32 +17,30 @@ CHUNK_TOKENS = 256
 """Tokens per inference: bounds the logits held at once, and lets a quantized KV cache have its effect."""
 
 
-class CpuScorer:
-    """A compiled model as a function from token ids to logits."""
+def compile_model(model: Any, properties: Mapping[str, Any]) -> Any:
+    """Compile an openvino.Model or the path of one for the CPU."""
+    import openvino
 
-    def __init__(self, model_xml: Path, properties: Mapping[str, Any], max_seq_len: int) -> None:
-        import openvino
+    return openvino.Core().compile_model(model, "CPU", dict(properties))
 
-        self._request = openvino.Core().compile_model(model_xml, "CPU", dict(properties)).create_infer_request()
-        self._max_seq_len = max_seq_len
 
-    def logits(self, ids: Sequence[int]) -> Array:
-        """F32 [len(ids), vocab] with an empty past; raises InputRefused beyond the engine's max_seq_len."""
-        return self.logits_in_chunks(ids, range(CHUNK_TOKENS, len(ids), CHUNK_TOKENS))
+class StatefulModel:
+    """A compiled model whose KV cache is its state, run over one sequence at a time."""
 
-    def logits_in_chunks(self, ids: Sequence[int], cuts: Iterable[int]) -> Array:
-        """As `logits`, with the sequence cut at the given positions: each part sees the ones before as its past."""
-        if not 1 <= len(ids) <= self._max_seq_len:
-            raise InputRefused(
-                f"{len(ids)} tokens do not fit this engine (1 to {self._max_seq_len})",
-                hint="score shorter texts, or build with a larger --max-seq-len",
-            )
+    def __init__(self, compiled: Any) -> None:
+        self._request = compiled.create_infer_request()
+        self._outputs = len(compiled.outputs)
+
+    def run(self, ids: Sequence[int], cuts: Iterable[int]) -> list[Array]:
+        """Every output [len(ids), …] for `ids` with an empty past.
+
+        The sequence is cut at the given positions, and each part sees the ones before as its past.
+        """
         self._request.reset_state()
-        bounds = [0, *cuts, len(ids)]
-        parts = [self._chunk(ids[start:stop], start) for start, stop in itertools.pairwise(bounds)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = [self._part(ids[start:stop], start) for start, stop in itertools.pairwise([0, *cuts, len(ids)])]
+        return parts[0] if len(parts) == 1 else [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
-    def _chunk(self, ids: Sequence[int], start: int) -> Array:
+    def _part(self, ids: Sequence[int], start: int) -> list[Array]:
         stop = start + len(ids)
         inputs = {
             "input_ids": np.asarray(ids, np.int64)[None],
@@ -51,10 +49,34 @@ class CpuScorer:
             "beam_idx": np.zeros(1, np.int32),
         }
         self._request.infer(inputs)
-        return np.array(self._request.get_tensor("logits").data[0])
+        return [np.array(self._request.get_output_tensor(number).data[0]) for number in range(self._outputs)]
 
     def close(self) -> None:
         del self._request
+
+
+class CpuScorer:
+    """Implements `targets.serving.Scorer`."""
+
+    def __init__(self, model_xml: Path, properties: Mapping[str, Any], max_seq_len: int) -> None:
+        self._model = StatefulModel(compile_model(model_xml, properties))
+        self._max_seq_len = max_seq_len
+
+    def logits(self, ids: Sequence[int]) -> Array:
+        """F32 [len(ids), vocab] with an empty past; raises InputRefused beyond the engine's max_seq_len."""
+        return self.logits_in_chunks(ids, range(CHUNK_TOKENS, len(ids), CHUNK_TOKENS))
+
+    def logits_in_chunks(self, ids: Sequence[int], cuts: Iterable[int]) -> Array:
+        """As `logits`, with the sequence cut at the given positions."""
+        if not 1 <= len(ids) <= self._max_seq_len:
+            raise InputRefused(
+                f"{len(ids)} tokens do not fit this engine (1 to {self._max_seq_len})",
+                hint="score shorter texts, or build with a larger --max-seq-len",
+            )
+        return self._model.run(ids, cuts)[0]
+
+    def close(self) -> None:
+        self._model.close()
 
 
 def open_scorer(path: Path) -> CpuScorer:
