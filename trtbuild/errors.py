@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def one_line(text: str) -> str:
+    """The text with control characters escaped: names out of files may hold line breaks and terminal codes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class TrtbuildError(Exception):
     """An expected failure, told to the user as one line.
 
@@ -19,9 +24,9 @@ class TrtbuildError(Exception):
 
     def __init__(self, what: str, *, where: str | Path | None = None, hint: str | None = None) -> None:
         super().__init__(what)
-        self.what = what
-        self.where = None if where is None else str(where)
-        self.hint = hint
+        self.what = one_line(what)
+        self.where = None if where is None else one_line(str(where))
+        self.hint = None if hint is None else one_line(hint)
 
     def __str__(self) -> str:
         return self.what if self.where is None else f"{self.where}: {self.what}"
@@ -84,7 +89,7 @@ _OS_HINTS = {
 def _explain_os(error: BaseException) -> Failure:
     assert isinstance(error, OSError)
     reason = os.strerror(error.errno) if error.errno else str(error)
-    line = f"{error.filename}: {reason}" if error.filename else reason
+    line = one_line(f"{error.filename}: {reason}" if error.filename else reason)
     return Failure(line, _OS_HINTS.get(error.errno or 0), InputRefused.exit_code)
 
 
