@@ -9,15 +9,15 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from builders import write_huggingface
+from hub_builders import ALGOS, cast, in_memory, quantized
 from safetensors.numpy import load_file
 
 from trtbuild.checkpoint.opening import open_model
-from trtbuild.checkpoint.spec import Decoder, Quantization, Tensor
-from trtbuild.checkpoint.trtllm import read_checkpoint, write_checkpoint
+from trtbuild.checkpoint.spec import Decoder, Tensor
+from trtbuild.checkpoint.trtllm import read_checkpoint, validate_checkpoint, write_checkpoint
 from trtbuild.errors import InputRefused, UsageError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -35,20 +35,6 @@ SOURCES: dict[str, dict[str, Any]] = {
         }
     },
 }
-
-
-def cast(decoder: Decoder, dtype: Any) -> Decoder:
-    dtype = np.dtype(dtype)
-    tensors = {
-        name: Tensor(dtype, t.shape, t.source, lambda t=t: t.read().astype(dtype))
-        for name, t in decoder.tensors.items()
-    }
-    return dataclasses.replace(decoder, tensors=tensors)
-
-
-def in_memory(decoder: Decoder, arrays: dict[str, np.ndarray], quantization: Quantization) -> Decoder:
-    tensors = {name: Tensor(a.dtype, a.shape, name, lambda a=a: a) for name, a in arrays.items()}
-    return dataclasses.replace(decoder, tensors={**decoder.tensors, **tensors}, quantization=quantization)
 
 
 def tiny_llama(folder: Path, **changes: Any) -> Decoder:
@@ -161,56 +147,6 @@ def test_windows_and_stop_tokens_survive(tmp_path: Path) -> None:
     assert spec.eos_token_ids == decoder.spec.eos_token_ids
 
 
-def random_linear(algo: str, rows: int, columns: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Tensors of one quantized linear as facts of the format give them, with random content."""
-    i8 = lambda *shape: rng.integers(-127, 128, shape).astype(np.int8)  # noqa: E731
-    f32 = lambda *shape: rng.random(shape, np.float32) + 0.5  # noqa: E731
-    one, prequant = np.array([0.25], np.float32), f32(columns).astype(np.float16)
-    sq = {"weight": i8(rows, columns), "weights_scaling_factor": f32(rows), "activation_scaling_factor": one}
-    return {
-        "W8A8_SQ_PER_CHANNEL": {**sq, "prequant_scaling_factor": prequant},
-        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": {"weight": i8(rows, columns), "per_channel_scale": f32(1, rows)},
-        "FP8": {
-            "weight": f32(rows, columns).astype(ml_dtypes.float8_e4m3fn),
-            "weights_scaling_factor": one,
-            "activation_scaling_factor": one,
-        },
-        "W4A8_AWQ": {
-            "weight": i8(rows // 2, columns),
-            "weights_scaling_factor": f32(rows, columns // 16),
-            "weights_scaling_factor_2": one,
-            "activation_scaling_factor": one,
-            "prequant_scaling_factor": prequant,
-        },
-        "NVFP4": {
-            "weight": rng.integers(0, 256, (rows, columns // 2)).astype(np.uint8),
-            "weights_scaling_factor": f32(rows, columns // 16).astype(ml_dtypes.float8_e4m3fn),
-            "weights_scaling_factor_2": np.float32(0.5).reshape(()),
-            "activation_scaling_factor": np.float32(0.5).reshape(()),
-        },
-    }[algo]
-
-
-ALGOS = ("W8A8_SQ_PER_CHANNEL", "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "FP8", "W4A8_AWQ", "NVFP4")
-LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
-
-
-def quantized(folder: Path, algo: str, **changes: Any) -> Decoder:
-    decoder = cast(open_model(str(write_huggingface(folder, **changes))), np.float16)
-    rng = np.random.default_rng(7)
-    arrays: dict[str, np.ndarray] = {}
-    for layer in range(decoder.spec.num_layers):
-        for module in LINEARS:
-            path = f"transformer.layers.{layer}.{module}"
-            tensors = random_linear(algo, *decoder.spec.linear_shape(module), rng)
-            if algo.endswith("PLUGIN") and module in ("attention.dense", "mlp.proj"):
-                columns = decoder.spec.linear_shape(module)[1]
-                tensors["smoother"] = rng.random((1, columns), np.float32) + 0.5
-            arrays |= {f"{path}.{suffix}": array for suffix, array in tensors.items()}
-        arrays[f"transformer.layers.{layer}.attention.kv_cache_scaling_factor"] = np.array([0.1], np.float32)
-    return in_memory(decoder, arrays, Quantization(algo, "INT8", ("*lm_head",)))
-
-
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 def test_quantized_tensors_survive_the_round_trip(algo: str, tp: int, pp: int, tmp_path: Path) -> None:
@@ -308,3 +244,34 @@ def test_one_tensor_in_memory_at_a_time(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2.5 * size
+
+
+def test_exclusions_under_pipeline_stages_are_numbered_within_a_stage(tmp_path: Path) -> None:
+    """TensorRT-LLM matches exclude_modules inside each stage, so what one stage leaves in float all must."""
+    decoder = quantized(tmp_path / "hf", "W8A8_SQ_PER_CHANNEL", num_hidden_layers=4)
+    path = "transformer.layers.2.mlp.proj"
+    floating = np.full(decoder.spec.linear_shape("mlp.proj"), 0.5, np.float16)
+    decoder = in_memory(
+        decoder,
+        {f"{path}.weight": floating},
+        dataclasses.replace(decoder.quantization, exclude_modules=("*lm_head", path)),
+    )
+    scales = ("weights_scaling_factor", "activation_scaling_factor", "prequant_scaling_factor")
+    dropped = {f"{path}.{suffix}" for suffix in scales}
+    tensors = {name: tensor for name, tensor in decoder.tensors.items() if name not in dropped}
+    decoder = dataclasses.replace(decoder, tensors=tensors)
+
+    config = write_checkpoint(decoder, tmp_path, pp=2)
+    assert config["quantization"]["exclude_modules"] == ["*lm_head", "transformer.layers.0.mlp.proj"]
+    first, second = (load_file(tmp_path / f"rank{rank}.safetensors") for rank in range(2))
+    np.testing.assert_array_equal(second["transformer.layers.0.mlp.proj.weight"], floating)
+    partner = "transformer.layers.0.mlp.proj"
+    weight, scale, _, prequant = (decoder.tensors[f"{partner}.{s}"].read() for s in ("weight", *scales))
+    expected = weight.astype(np.float32) * scale[:, None] * prequant.astype(np.float32)
+    np.testing.assert_array_equal(first[f"{partner}.weight"], expected.astype(np.float16))
+    assert not any(name.startswith(f"{partner}.") and name != f"{partner}.weight" for name in first)
+
+    again = read_checkpoint(tmp_path)
+    assert again.quantization.exclude_modules == ("*lm_head", partner, path)
+    assert again.tensors["transformer.layers.1.mlp.proj.weight"].dtype == np.int8
+    assert not any(f.fatal for f in validate_checkpoint(tmp_path))

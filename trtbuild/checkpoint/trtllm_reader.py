@@ -33,6 +33,7 @@ from trtbuild.checkpoint.trtllm_config import (
     parse_ranks,
     parse_spec,
 )
+from trtbuild.checkpoint.trtllm_exclusions import over_all_layers
 from trtbuild.checkpoint.trtllm_sharding import WHOLE, Split, cut_axis, hub_name, layer_of, module_of, split_local
 from trtbuild.errors import InputRefused
 from trtbuild.store.fingerprint import fingerprint_json
@@ -276,7 +277,7 @@ def read_checkpoint(path: Path | str, *, source: DecoderSpec | None = None) -> D
         tensors=tensors,
         location=str(path),
         fingerprint=_fingerprint(checkpoint, spec),
-        quantization=checkpoint.quantization,
+        quantization=over_all_layers(checkpoint.quantization, spec.num_layers, checkpoint.ranks.pp),
         assets=read_assets(directory),
         notes=_notes(checkpoint, tensors, rope_given=source is not None),
     )

@@ -14,6 +14,7 @@ import numpy as np
 from trtbuild.checkpoint.safetensors_writer import Layout, streamed_file
 from trtbuild.checkpoint.spec import EMBEDDING, Array, Decoder, Tensor
 from trtbuild.checkpoint.trtllm_config import CONFIG_NAME, FAMILIES, Ranks, build_config
+from trtbuild.checkpoint.trtllm_exclusions import with_float_partners, within_stages
 from trtbuild.checkpoint.trtllm_sharding import Split, check_ranks, cut_axis, split_whole, stage_of
 from trtbuild.errors import InputRefused
 from trtbuild.progress import Progress, silent
@@ -91,10 +92,6 @@ def _place(decoder: Decoder, ranks: Ranks) -> Iterator[_Placed]:
         yield _Placed(parts, join, Layout(tensor.dtype, tuple(shape)), split, stage, local_name)
 
 
-def _float_dtype(decoder: Decoder) -> str:
-    return str(decoder.tensors[EMBEDDING].dtype)
-
-
 def write_checkpoint(
     decoder: Decoder, out: Path, *, tp: int = 1, pp: int = 1, progress: Progress = silent
 ) -> dict[str, Any]:
@@ -106,8 +103,10 @@ def write_checkpoint(
     """
     ranks = Ranks(tp, pp)
     check_ranks(decoder.spec, ranks)
+    decoder = with_float_partners(decoder, pp)
     placed = list(_place(decoder, ranks))
-    config = build_config(decoder.spec, decoder.quantization, ranks, dtype=_float_dtype(decoder))
+    quantization = within_stages(decoder.quantization, decoder.spec.num_layers, pp)
+    config = build_config(decoder.spec, quantization, ranks, dtype=str(decoder.tensors[EMBEDDING].dtype))
     with contextlib.ExitStack() as stack:
         files = [
             [
