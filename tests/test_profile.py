@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,11 @@ def test_every_key_is_described() -> None:
         assert section["description"]
         for key, field in section["properties"].items():
             assert "$ref" in field or field.get("description", "").endswith("."), f"{name}.{key}"
+
+
+def test_the_documentation_is_made_from_these_descriptions() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "build_profiles.py"))
+    hint = "run python docs/build_profiles.py"
+    assert (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8") == made["reference"](), hint
+    schema = json.loads((ROOT / "docs" / "profile.schema.json").read_text(encoding="utf-8"))
+    assert schema == json.loads(made["json_schema"]()), hint
