@@ -10,7 +10,7 @@ from typing import Any
 
 from trtbuild.errors import UsageError
 
-Path_ = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and indices from the root to a value."""
 
 _TAG = "tag:yaml.org,2002:"
@@ -47,9 +47,9 @@ class Document:
     """A YAML document: plain Python values, and the line (from 1) of each of them and of each key."""
 
     value: Any
-    lines: Mapping[Path_, int]
+    lines: Mapping[KeyPath, int]
 
-    def line(self, path: Path_) -> int:
+    def line(self, path: KeyPath) -> int:
         """Line of the deepest part of `path` that is in the document."""
         while path and path not in self.lines:
             path = path[:-1]
@@ -90,10 +90,10 @@ class _Reader:
     """Turns the node tree into values and remembers lines."""
 
     where: str
-    lines: dict[Path_, int] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
 
-    def value(self, node: Any, path: Path_) -> Any:
+    def value(self, node: Any, path: KeyPath) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
         if id(node) in self._seen:
             # An alias would let a short file stand for an endless one, and a profile is read by people.
@@ -105,7 +105,7 @@ class _Reader:
             return [self.value(child, (*path, i)) for i, child in enumerate(node.value)]
         return self._mapping(node, path) if node.id == "mapping" else self._scalar(node)
 
-    def _mapping(self, node: Any, path: Path_) -> dict[str, Any]:
+    def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key_node, child in node.value:
             if key_node.id != "scalar":
