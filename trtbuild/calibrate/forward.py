@@ -209,10 +209,11 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {"silu": _silu}
 """hidden_act → function."""
 
 
-def attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
+def attention(q: Array, k: Array, v: Array, window: int | None, received: Array | None = None) -> Array:
     """Causal grouped-query attention: q [T, heads, d], k and v [T, kv_heads, d] → [T, heads · d].
 
     Query t sees keys t − window + 1 … t. Scores of one KV head and `_QUERY_BLOCK` queries are held at a time.
+    To `received` F32 [T], where given, the attention each token gets from all queries and heads is added.
     """
     length, heads, size = q.shape
     kv_heads = k.shape[1]
@@ -233,12 +234,16 @@ def attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
             scores -= scores.max(axis=-1, keepdims=True)
             np.exp(scores, out=scores)
             scores /= scores.sum(axis=-1, keepdims=True)
+            if received is not None:
+                received[first:stop] += scores.sum(axis=(0, 1))
             mixed = scores.reshape(-1, stop - first) @ v[first:stop, head]
             out[start:stop, own] = mixed.reshape(group, stop - start, size).transpose(1, 0, 2)
     return out.reshape(length, heads * size)
 
 
-def attend(qkv: Array, layer: Layer, rotary: Rotary, observe: Observe | None = None) -> Array:
+def attend(
+    qkv: Array, layer: Layer, rotary: Rotary, observe: Observe | None = None, received: Array | None = None
+) -> Array:
     """Output of the qkv linear [T, q_rows + 2 kv_rows] → input of the dense linear [T, q_rows]."""
     spec, length = layer.spec, len(qkv)
     q, k, v = np.split(qkv, [spec.q_rows, spec.q_rows + spec.kv_rows], axis=1)
@@ -255,7 +260,7 @@ def attend(qkv: Array, layer: Layer, rotary: Rotary, observe: Observe | None = N
     if layer.kv_cache is not None:
         store = KV_ROUNDING[layer.kv_cache.kind]
         k, v = store(k, layer.kv_cache.scale), store(v, layer.kv_cache.scale)
-    return attention(q, k, v, layer.window)
+    return attention(q, k, v, layer.window, received)
 
 
 def gated(fc: Array, gate: Array, layer: Layer) -> Array:
@@ -263,7 +268,9 @@ def gated(fc: Array, gate: Array, layer: Layer) -> Array:
     return ACTIVATIONS[layer.spec.hidden_act](fc) * gate
 
 
-def decoder_layer(x: Array, layer: Layer, rotary: Rotary, observe: Observe | None = None) -> Array:
+def decoder_layer(
+    x: Array, layer: Layer, rotary: Rotary, observe: Observe | None = None, received: Array | None = None
+) -> Array:
     """One layer over one sample: hidden states F32 [T, hidden] → [T, hidden]."""
     epsilon, linears = layer.spec.norm_epsilon, layer.linears
 
@@ -276,7 +283,7 @@ def decoder_layer(x: Array, layer: Layer, rotary: Rotary, observe: Observe | Non
         return value
 
     a = seen("attention.qkv", rms_norm(x, layer.input_norm, epsilon))
-    mixed = seen("attention.dense", attend(linear("attention.qkv", a), layer, rotary, observe))
+    mixed = seen("attention.dense", attend(linear("attention.qkv", a), layer, rotary, observe, received))
     x = x + linear("attention.dense", mixed)
     m = seen("mlp.fc", rms_norm(x, layer.post_norm, epsilon))
     inner = seen("mlp.proj", gated(linear("mlp.fc", m), linear("mlp.gate", m), layer))
