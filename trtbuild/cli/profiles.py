@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtbuild.cli.options import Json, Quiet, console_of
+from trtbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,9 +60,20 @@ def validate(
     quiet: Quiet = False,
 ) -> None:
     """Check profiles; the first fault is told with its file, line and key."""
-    from trtbuild.profile import load_profile
+    import difflib
 
-    names = [load_profile(str(file)).name for file in files]
+    from trtbuild.profile import load_profile
+    from trtbuild.quantize.precisions import PRECISIONS
+
+    names = []
+    for file in files:
+        profile = load_profile(str(file))
+        for precision in profile.precisions:
+            if precision not in PRECISIONS:
+                close = difflib.get_close_matches(precision, PRECISIONS, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"precisions: {', '.join(PRECISIONS)}"
+                raise UsageError(f"precisions: no precision is called {precision!r}", where=file, hint=hint)
+        names.append(profile.name)
     document = {"valid": [str(file) for file in files]}
     console_of(json, quiet).result(document, lambda: "\n".join(f"{name}: valid" for name in names))
 
