@@ -90,16 +90,27 @@ def test_missing_rotary_base_is_said_loudly_and_filled_from_the_model() -> None:
     assert lost.spec.rope.base == 10000.0
     assert lost.notes[0].startswith("WARNING: config.json has no rotary_base")
     source = open_model(str(TINY)).spec
-    found = read_checkpoint(folder, source=source)
+    found = read_checkpoint(folder, model_folder=TINY)
     assert found.spec.rope == source.rope
     assert found.spec.eos_token_ids == source.eos_token_ids
     assert not any("rotary_base" in note for note in found.notes)
 
 
+def test_a_tokenizer_folder_without_the_model_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    folder = MODELOPT / "wo8-0.47"
+    assert read_checkpoint(folder, model_folder=tmp_path).notes == read_checkpoint(folder).notes
+
+
+def test_our_own_checkpoint_knows_better_than_a_folder(checkpoint: Path, tmp_path: Path) -> None:
+    other = write_huggingface(tmp_path / "other", rope_theta=77.0)
+    assert read_checkpoint(checkpoint, model_folder=other).spec.rope.base == 10000.0
+
+
 def test_another_models_config_is_refused(tmp_path: Path) -> None:
-    other = open_model(str(write_huggingface(tmp_path / "hf"))).spec
-    with pytest.raises(InputRefused, match="hidden_size is 128 here but 64"):
-        read_checkpoint(MODELOPT / "wo8-0.47", source=other)
+    other = write_huggingface(tmp_path / "hf")
+    with pytest.raises(InputRefused, match="hidden_size is 64, the checkpoint's is 128"):
+        read_checkpoint(MODELOPT / "wo8-0.47", model_folder=other)
 
 
 def test_shared_embedding_table_without_a_head(checkpoint: Path) -> None:

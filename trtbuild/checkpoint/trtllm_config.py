@@ -25,7 +25,7 @@ ROTARY_BASE_DEFAULT = 10000.0
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 """What `dtype` of a checkpoint may be: the type of everything that is not quantized."""
 
-_OURS = "trtbuild"
+OURS = "trtbuild"
 """Key of what TensorRT-LLM has no key for; its loader keeps unknown keys and only logs them."""
 
 
@@ -146,7 +146,7 @@ def build_config(spec: DecoderSpec, quantization: Quantization, ranks: Ranks, *,
         **family.keys(spec),
         "mapping": {"world_size": ranks.world, "tp_size": ranks.tp, "pp_size": ranks.pp, "cp_size": 1},
         "quantization": _quantization_block(quantization),
-        _OURS: {
+        OURS: {
             "sliding_window": spec.sliding_window,
             "sliding_layers": None if spec.sliding_layers is None else list(spec.sliding_layers),
             "bos_token_id": spec.bos_token_id,
@@ -267,7 +267,7 @@ def parse_spec(config: Fields, *, biases: Mapping[str, bool], qk_norm: bool) -> 
     dtype = config.text("dtype")
     if dtype not in FLOAT_DTYPES:
         raise config.refuse("dtype", f"is {dtype!r}, one of {', '.join(FLOAT_DTYPES)} is needed")
-    ours = _block(config, _OURS)
+    ours = _block(config, OURS)
     return DecoderSpec(
         family=family,
         hidden_size=hidden,

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from trtbuild.checkpoint.assembly import Extent, content_fingerprint
-from trtbuild.checkpoint.fields import Fields
+from trtbuild.checkpoint.fields import Fields, read_json
+from trtbuild.checkpoint.huggingface import read_config_spec
 from trtbuild.checkpoint.huggingface_files import read_assets
+from trtbuild.checkpoint.kinds import recognise
 from trtbuild.checkpoint.safetensors import SafetensorsFile, StoredTensor, read_header
 from trtbuild.checkpoint.spec import (
     EMBEDDING,
@@ -25,7 +27,9 @@ from trtbuild.checkpoint.spec import (
     layer_prefix,
 )
 from trtbuild.checkpoint.trtllm_config import (
+    CONFIG_NAME,
     FAMILIES,
+    OURS,
     ROTARY_BASE_DEFAULT,
     Ranks,
     load_config,
@@ -203,15 +207,21 @@ def _refuse_kernel_layout(checkpoint: RankFiles) -> None:
         )
 
 
-def _filled(spec: DecoderSpec, source: DecoderSpec, directory: Path) -> DecoderSpec:
-    """`spec` with what a checkpoint cannot say taken from the Hugging Face spec it was made from."""
-    for field in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "intermediate_size"):
-        ours, theirs = getattr(spec, field), getattr(source, field)
-        if ours != theirs:
+_SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "intermediate_size")
+
+
+def _completed(spec: DecoderSpec, model_folder: Path) -> DecoderSpec:
+    """`spec` with what a foreign checkpoint cannot say taken from the model's own config."""
+    source = read_config_spec(model_folder / CONFIG_NAME)
+    for field in _SIZES:
+        here, there = getattr(spec, field), getattr(source, field)
+        if here != there:
             raise InputRefused(
-                f"{field} is {ours} here but {theirs} in the given model folder: not the model it was made from",
-                where=directory,
+                f"its {field} is {there}, the checkpoint's is {here}: not the model it was made from",
+                where=model_folder / CONFIG_NAME,
             )
+    generation = model_folder / "generation_config.json"
+    stop_ids = Fields(read_json(generation), str(generation)).token_ids("eos_token_id") if generation.is_file() else ()
     return dataclasses.replace(
         spec,
         family=source.family,
@@ -220,13 +230,13 @@ def _filled(spec: DecoderSpec, source: DecoderSpec, directory: Path) -> DecoderS
         sliding_layers=source.sliding_layers,
         tie_word_embeddings=source.tie_word_embeddings,
         bos_token_id=source.bos_token_id,
-        eos_token_ids=source.eos_token_ids,
+        eos_token_ids=stop_ids or source.eos_token_ids,
     )
 
 
-def _notes(checkpoint: RankFiles, tensors: Mapping[str, Tensor], *, rope_given: bool) -> tuple[str, ...]:
+def _notes(checkpoint: RankFiles, tensors: Mapping[str, Tensor], *, rope_known: bool) -> tuple[str, ...]:
     notes = []
-    if checkpoint.config.get("rotary_base") is None and not rope_given:
+    if not rope_known:
         notes.append(
             f"WARNING: config.json has no rotary_base, so TensorRT-LLM will use {ROTARY_BASE_DEFAULT:g} and no "
             "rotary_scaling; if the model says otherwise the engine talks nonsense. Give the folder of the original "
@@ -254,20 +264,21 @@ def _fingerprint(checkpoint: RankFiles, spec: DecoderSpec) -> Callable[[], str]:
     return lambda: fingerprint_json({"weights": weights(), "quantization": asdict(checkpoint.quantization)})
 
 
-def read_checkpoint(path: Path | str, *, source: DecoderSpec | None = None) -> Decoder:
+def read_checkpoint(path: Path | str, *, model_folder: Path | None = None) -> Decoder:
     """Open a TensorRT-LLM checkpoint as one unsharded decoder, its tensors lazy.
 
-    `source` is the spec of the Hugging Face model it was made from; it supplies what foreign checkpoints lose (rope,
-    sliding window, stop tokens). What is doubtful is said in `notes`. Raises InputRefused for anything that is not a
-    complete checkpoint of a supported architecture.
+    `model_folder` holds the config.json of the Hugging Face model it was made from; it supplies what a checkpoint that
+    trtbuild did not write loses (rope, sliding window, stop tokens). What is doubtful is said in `notes`. Raises
+    InputRefused for anything that is not a complete checkpoint of a supported architecture.
     """
     directory = Path(path)
     checkpoint = open_rank_files(directory)
     _refuse_kernel_layout(checkpoint)
     spec = read_spec(checkpoint)
     _check_layers(checkpoint, spec)
-    if source is not None:
-        spec = _filled(spec, source, directory)
+    rope_known = checkpoint.config.get("rotary_base") is not None
+    if model_folder is not None and checkpoint.config.get(OURS) is None and recognise(model_folder) == "huggingface":
+        spec, rope_known = _completed(spec, model_folder), True
     tensors = _tensors(checkpoint, spec)
     if HEAD not in tensors and EMBEDDING in tensors and checkpoint.config.get("share_embedding_table"):
         tensors[HEAD] = tensors[EMBEDDING]
@@ -279,5 +290,5 @@ def read_checkpoint(path: Path | str, *, source: DecoderSpec | None = None) -> D
         fingerprint=_fingerprint(checkpoint, spec),
         quantization=over_all_layers(checkpoint.quantization, spec.num_layers, checkpoint.ranks.pp),
         assets=read_assets(directory),
-        notes=_notes(checkpoint, tensors, rope_given=source is not None),
+        notes=_notes(checkpoint, tensors, rope_known=rope_known),
     )

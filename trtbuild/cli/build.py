@@ -58,7 +58,9 @@ def build(
         raise UsageError("no output folder", hint="give one with -o ENGINE, or use --dry-run")
     expect(checkpoint, "checkpoint", "build")
     chosen = load_target(target or default_target())
-    decoder = read_checkpoint(checkpoint)
+    if tokenizer is not None and not tokenizer.is_dir():
+        raise InputRefused("no such folder", where=tokenizer, hint="--tokenizer takes the Hugging Face folder")
+    decoder = read_checkpoint(checkpoint, model_folder=tokenizer)
     given: dict[str, Any] = {
         "max_batch_size": max_batch_size,
         "max_input_len": max_input_len,
@@ -69,8 +71,6 @@ def build(
     explicit = {name: value for name, value in given.items() if value is not None}
     base = Limits(**dataclasses.asdict(load_profile(profile).limits)) if profile else Limits()
     limits = fit_limits(base, decoder.spec, explicit)
-    if tokenizer is not None and not tokenizer.is_dir():
-        raise InputRefused("no such folder", where=tokenizer, hint="--tokenizer takes the Hugging Face folder")
     options = BuildOptions(tokenizer=tokenizer, kv_cache=kv_cache, sms=_sms(sm), container=container)
     findings = chosen.preflight(decoder, limits, options)
     for finding in findings:

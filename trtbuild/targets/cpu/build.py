@@ -33,7 +33,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
     Raises InputRefused for a checkpoint or tokenizer that cannot be used, DoesNotFit for limits it cannot hold, and
     TrtbuildError when the finished engine does not compute what the checkpoint means.
     """
-    decoder = with_tokenizer(read_checkpoint(checkpoint), options.tokenizer)
+    decoder = with_tokenizer(read_checkpoint(checkpoint, model_folder=options.tokenizer), options.tokenizer)
     tokenizer = load_tokenizer(decoder.assets, spec=decoder.spec, where=decoder.location)
     refuse_fatal(preflight(decoder, limits, options), checkpoint)
     check_replaceable(out)
