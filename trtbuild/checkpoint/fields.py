@@ -14,6 +14,9 @@ from trtbuild.errors import InputRefused
 MAX_JSON_BYTES = 200_000_000
 """Larger JSON files than this are refused unread; the largest tokenizer.json in use is about 35 MB."""
 
+MAX_LAYERS = 10_000
+"""More layers than this are a damaged config, not a model; what is listed per layer stays small."""
+
 _MAX_COUNT = 2**31 - 1
 
 
@@ -48,13 +51,13 @@ class Fields:
     def get(self, name: str) -> Any:
         return self.values.get(name)
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """A positive integer below 2³¹."""
+    def count(self, name: str, default: int | None = None, *, most: int = _MAX_COUNT) -> int:
+        """A positive integer of at most `most`."""
         value = self._or_default(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_COUNT:
-            raise self.refuse(name, f"is {_shown(value)}, a positive whole number is needed")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            raise self.refuse(name, f"is {_shown(value)}, a whole number from 1 to {most} is needed")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from trtbuild.checkpoint.architectures import Architecture, architecture_of_gguf
 from trtbuild.checkpoint.assembly import Extent, check_shapes, concatenated, content_fingerprint, listed
-from trtbuild.checkpoint.fields import Fields
+from trtbuild.checkpoint.fields import MAX_LAYERS, Fields
 from trtbuild.checkpoint.gguf_header import GgufTensor, read_gguf
 from trtbuild.checkpoint.gguf_rope import read_gguf_rope
 from trtbuild.checkpoint.gguf_tokenizer import rebuild_tokenizer
@@ -123,7 +123,7 @@ def _read_spec(
     return DecoderSpec(
         family=row.family,
         hidden_size=hidden,
-        num_layers=fields.count(f"{arch}.block_count"),
+        num_layers=fields.count(f"{arch}.block_count", most=MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,

@@ -16,7 +16,7 @@ from trtbuild.checkpoint.assembly import (
     listed,
     row_slice,
 )
-from trtbuild.checkpoint.fields import Fields, read_json
+from trtbuild.checkpoint.fields import MAX_LAYERS, Fields, read_json
 from trtbuild.checkpoint.huggingface_files import read_assets, stored_tensors
 from trtbuild.checkpoint.rope import read_scaling
 from trtbuild.checkpoint.safetensors import StoredTensor
@@ -125,7 +125,8 @@ def _find_embedding(stored: Mapping[str, StoredTensor], folder: Path) -> str:
 
 
 def _read_spec(row: Architecture, config: Fields, dtype: str, stop_ids: tuple[int, ...]) -> DecoderSpec:
-    hidden, layers, heads = (config.count(n) for n in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    layers = config.count("num_hidden_layers", most=MAX_LAYERS)
     kv_heads = config.count("num_key_value_heads", heads)
     if heads % kv_heads:
         raise config.refuse("num_attention_heads", f"({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
@@ -221,8 +222,6 @@ def _hub_tensors(
                 parts = [(take(f"{own}.{p.module}.{kind}"), p) for p in pieces]
                 sliced = [row_slice(t, p.part, p.parts) if p.parts > 1 else t for t, p in parts if t is not None]
                 found[f"{hub}.{module}.{kind}"] = concatenated(sliced) if sliced else None
-        if len(missing) > 1000:
-            break  # a config that asks for far more layers than there are is clear by now
     found[FINAL_NORM] = take(f"{prefix}norm.weight")
     if spec.tie_word_embeddings:
         found[HEAD] = found[EMBEDDING]
