@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 import onnx
 import pytest
 from builders import write_huggingface
+from int8_builders import int8_decoder
 
 from trtbuild.calibrate.forward import logits
 from trtbuild.checkpoint.opening import open_model
-from trtbuild.checkpoint.spec import EMBEDDING, HEAD, LINEAR_MODULES, Decoder, Quantization, Tensor, module_path
+from trtbuild.checkpoint.spec import EMBEDDING, HEAD, Decoder, Quantization
 from trtbuild.errors import InputRefused
 from trtbuild.graph.decoder import write_onnx
 
@@ -49,32 +51,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def int8_decoder(decoder: Decoder, algo: str) -> Decoder:
-    """The decoder with every linear quantized by plain maxima; which scales is all the same to the graph."""
-    rng = np.random.default_rng(5)
-    tensors = dict(decoder.tensors)
-
-    def put(name: str, array: np.ndarray) -> None:
-        tensors[name] = Tensor(array.dtype, array.shape, name, lambda: array)
-
-    for layer in range(decoder.spec.num_layers):
-        for module in LINEAR_MODULES:
-            path = module_path(layer, module)
-            weight = np.asarray(decoder.tensors[f"{path}.weight"].read(), np.float32)
-            prequant = rng.uniform(0.5, 2.0, weight.shape[1]).astype(np.float32)
-            weight = weight / prequant
-            scale = np.abs(weight).max(axis=1) / 127
-            put(f"{path}.weight", np.rint(weight / scale[:, None]).astype(np.int8))
-            if algo == "W8A8_SQ_PER_CHANNEL":
-                put(f"{path}.weights_scaling_factor", scale)
-                put(f"{path}.activation_scaling_factor", np.asarray([0.03], np.float32))
-                put(f"{path}.prequant_scaling_factor", prequant)
-            else:
-                put(f"{path}.per_channel_scale", scale[None])
-                put(f"{path}.smoother", 1 / prequant[None])
-    return dataclasses.replace(decoder, tensors=tensors, quantization=Quantization(algo, exclude_modules=("*lm_head",)))
-
-
 def run(path: Path, decoder: Decoder, ids: np.ndarray, cuts: list[int]) -> np.ndarray:
     """Logits of `ids` by onnxruntime, fed in pieces with the past handed from one to the next."""
     import onnxruntime
@@ -88,7 +64,7 @@ def run(path: Path, decoder: Decoder, ids: np.ndarray, cuts: list[int]) -> np.nd
     past = {f"past_key_values.{n}": np.zeros((1, spec.num_kv_heads, 0, spec.head_size), np.float32) for n in names}
     parts = []
     bounds = [0, *cuts, len(ids)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         inputs = {
             "input_ids": ids[None, start:stop],
             "position_ids": np.arange(start, stop, dtype=np.int64)[None],
@@ -184,7 +160,7 @@ def test_external_data_lies_on_pages_without_overlap(tmp_path: Path) -> None:
     assert len(spans) > 10
     assert all(offset % 4096 == 0 for offset, _ in spans)
     spans.sort()
-    assert all(a + length <= b for (a, length), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + length <= b for (a, length), (b, _) in itertools.pairwise(spans))
 
 
 def test_float16_computation_is_typed_throughout(tmp_path: Path) -> None:
