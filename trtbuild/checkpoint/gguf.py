@@ -52,7 +52,7 @@ _LAYER_NAMES: Mapping[str, tuple[str, ...]] = {
 """Module of the hub → the stored modules it is made of."""
 
 _EXTRA_NAMES = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
-_ROWS_BYTES = 1 << 24
+_SLICE_BYTES = 1 << 24
 
 
 def open_gguf(path: Path) -> Decoder:
@@ -218,7 +218,7 @@ def _decoded(rows: Array, type_name: str) -> Array:
     from gguf import GGMLQuantizationType, dequantize
 
     kind = GGMLQuantizationType[type_name]
-    step = max(1, _ROWS_BYTES // rows.shape[1])
+    step = max(1, _SLICE_BYTES // rows.shape[1])
     first: Array = dequantize(rows[:step], kind)
     if len(rows) <= step:
         return first

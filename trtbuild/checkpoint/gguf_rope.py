@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,26 +30,28 @@ def read_gguf_rope(
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
         return RopeSpec(base, _folded_llama3(_read_factors(factors, dimensions // 2), base, dimensions, window), share)
-    raw = _scaling_keys(fields, arch, window)
+    raw = _scaling_keys(fields, arch)
     where = f"{fields.where}: {arch}.rope.scaling"
     return RopeSpec(base, read_scaling(raw, where, rotary_pairs=dimensions // 2, original_window=window), share)
 
 
-def _scaling_keys(fields: Fields, arch: str, window: int) -> dict[str, Any]:
+def _scaling_keys(fields: Fields, arch: str) -> dict[str, Any]:
+    """The scaling keys in Hugging Face's spelling; a factor without a type is linear, as llama.cpp takes it."""
     prefix = f"{arch}.rope.scaling."
-    kind = fields.text(f"{prefix}type", "none")
+    factor = fields.get(f"{prefix}factor")
+    kind = fields.text(f"{prefix}type", "none" if factor is None else "linear")
     if kind == "none":
         return {}
     names = {
-        "factor": "factor",
         "original_max_position_embeddings": "original_context_length",
         "beta_fast": "yarn_beta_fast",
         "beta_slow": "yarn_beta_slow",
     }
-    values = {name: fields.get(prefix + key) for name, key in names.items()}
+    values = {"factor": factor, **{name: fields.get(prefix + key) for name, key in names.items()}}
     raw = {"rope_type": kind, **{name: value for name, value in values.items() if value is not None}}
-    if kind == "yarn" and "original_max_position_embeddings" not in raw and "factor" in raw:
-        raw["original_max_position_embeddings"] = int(window / raw["factor"])
+    share = fields.number(f"{prefix}attn_factor", 1.0)
+    if kind == "yarn" and share != 1:
+        raw["attention_factor"] = share * (1 + 0.1 * math.log(max(fields.number(f"{prefix}factor"), 1.0)))
     return raw
 
 
