@@ -22,6 +22,7 @@ from trtbuild.targets.trtllm.container import Mount, containerized, image_of, im
 from trtbuild.targets.trtllm.engine import LOG_NAME, TOKENIZER_FOLDER, check_directory
 from trtbuild.targets.trtllm.preflight import local_device, preflight, settings_of
 from trtbuild.targets.trtllm.process import run_logged
+from trtbuild.targets.trtllm.rules import Device
 from trtbuild.targets.trtllm.triage import diagnose
 from trtbuild.targets.trtllm.version import LAST_RELEASE, Window, explain_window, installed_version, window
 
@@ -42,11 +43,11 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
     decoder = read_checkpoint(checkpoint)
     findings = preflight(decoder, limits, options)
     refuse_fatal(findings, checkpoint)
-    version = _require_tool(options)
+    device = local_device(options)
+    version = _require_tool(options, device)
     check_replaceable(out)
     for finding in findings:
         progress.note(f"{finding.rule}: {finding.text}")
-    device = local_device(options)
     settings = settings_of(decoder, limits, options, device)
     cache = timing_cache(version or "container", device.sm)
     cache.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def _version(options: BuildOptions) -> str | None:
     return installed_version() if options.container is None else image_version(image_of(options.container))
 
 
-def _require_tool(options: BuildOptions) -> str | None:
+def _require_tool(options: BuildOptions, device: Device) -> str | None:
     """The release that will build, None when a container's tag does not say; raises MachineLacks when none can."""
     if options.container is not None:
         require_docker()
@@ -129,7 +130,7 @@ def _require_tool(options: BuildOptions) -> str | None:
     if not unknown_image and window(version) is not Window.BUILDS:
         reason, hint = explain_window(version)
         raise MachineLacks(reason, hint=hint)
-    if not local_device(options).count:
+    if not device.count:
         raise MachineLacks(
             "building a TensorRT-LLM engine needs an NVIDIA GPU: its kernels are chosen by running them",
             hint="--dry-run shows the command; `--target tensorrt-rtx` builds without a GPU, `--target cpu` runs here",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtbuild.checkpoint.spec import Decoder
-from trtbuild.checkpoint.trtllm_config import CONFIG_NAME, Ranks, load_config, parse_ranks
+from trtbuild.checkpoint.trtllm_config import Ranks, load_config, parse_ranks
 from trtbuild.errors import InputRefused
 from trtbuild.machine import gpus, memory
+from trtbuild.store.manifest import read_manifest
 from trtbuild.targets.base import BuildOptions, Finding, Limits
 from trtbuild.targets.trtllm import rules_build, rules_checkpoint, rules_hardware
 from trtbuild.targets.trtllm.command import BuildSettings
@@ -16,15 +17,17 @@ from trtbuild.targets.trtllm.rules import Device, Rule, Situation
 RULES: tuple[Rule, ...] = (*rules_checkpoint.RULES, *rules_build.RULES, *rules_hardware.RULES)
 """Every rule, in the order they are told: what the checkpoint is, what was asked for, what the hardware can do."""
 
+PLAN_RULES: tuple[Rule, ...] = (*rules_checkpoint.PLAN_RULES, *RULES)
+
 RANK_0 = "rank0.safetensors"
 _TOKENIZER = "tokenizer.json"
 
 
-def check(situation: Situation) -> list[Finding]:
-    """All findings of all rules; an empty list means that nothing known is in the way."""
+def check(situation: Situation, rules: tuple[Rule, ...] = RULES) -> list[Finding]:
+    """All findings of the rules; an empty list means that nothing known is in the way."""
     return [
         Finding(rule.name, problem.text, problem.hint, problem.fatal, rule.error)
-        for rule in RULES
+        for rule in rules
         for problem in rule.check(situation)
     ]
 
@@ -41,9 +44,13 @@ def local_device(options: BuildOptions) -> Device:
 
 def checkpoint_ranks(location: str | Path, options: BuildOptions) -> Ranks:
     """tp and pp of a checkpoint folder; those of a plan for anything else."""
-    path = Path(location)
-    written = (path / RANK_0).is_file() and (path / CONFIG_NAME).is_file()
-    return parse_ranks(load_config(path)) if written else Ranks(options.tp, options.pp)
+    if not _is_checkpoint(location):
+        return Ranks(options.tp, options.pp)
+    return parse_ranks(load_config(Path(location)))
+
+
+def _is_checkpoint(location: str | Path) -> bool:
+    return (Path(location) / RANK_0).is_file()
 
 
 def settings_of(decoder: Decoder, limits: Limits, options: BuildOptions, device: Device) -> BuildSettings:
@@ -60,7 +67,7 @@ def settings_of(decoder: Decoder, limits: Limits, options: BuildOptions, device:
 def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[Finding]:
     """Judge a checkpoint, limits and options for this machine; needs neither a GPU nor tensorrt_llm.
 
-    Of the checkpoint's folder it reads the mapping, and every tensor once for the loader's rules.
+    For a plan, where there is no checkpoint yet, the rules about its cut over ranks stand in for the loader's.
     """
     device = local_device(options)
     tokenizer = options.tokenizer is not None and (options.tokenizer / _TOKENIZER).is_file()
@@ -72,20 +79,23 @@ def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[F
         host_available_bytes=None if options.card is not None else memory()[1],
         has_tokenizer=tokenizer or _TOKENIZER in decoder.assets,
     )
+    if not _is_checkpoint(decoder.location):
+        return check(situation, PLAN_RULES)
     return [*_loader_findings(Path(decoder.location)), *check(situation)]
 
 
 def _loader_findings(location: Path) -> list[Finding]:
-    if not (location / RANK_0).is_file():
-        return []
+    """What the loader would refuse; the weights themselves are read only where trtbuild did not write them."""
     from trtbuild.checkpoint.trtllm import validate_checkpoint
 
+    foreign = read_manifest(location) is None
     return [
         Finding(
             f"loader-{found.rule}",
             f"{found.tensor}: {found.text}" if found.tensor else found.text,
-            "quantize the model again",
-            error=InputRefused,
+            found.hint,
+            found.fatal,
+            InputRefused,
         )
-        for found in validate_checkpoint(location)
+        for found in validate_checkpoint(location, contents=foreign)
     ]

@@ -102,17 +102,6 @@ def _packed_alignment(s: Situation) -> Iterator[Problem]:
                 )
 
 
-def _weight_only_excludes(s: Situation) -> Iterator[Problem]:
-    excluded = s.quantization.exclude_modules
-    if s.quantization.quant_algo not in ("W8A16", "W4A16") or excluded is None:
-        return
-    if not any(pattern.endswith("vocab_embedding") for pattern in excluded):
-        yield Problem(
-            f"exclude_modules {list(excluded)} replaces the default list, so the loader would quantize the embedding",
-            'leave exclude_modules null or add "*vocab_embedding" to it',
-        )
-
-
 def _kv_cache(s: Situation) -> Iterator[Problem]:
     asked = (s.requested_kv_cache or "auto").upper()
     if asked in ("AUTO", (s.quantization.kv_cache_quant_algo or _DTYPE_NAMES[s.spec.dtype])):
@@ -155,13 +144,16 @@ def _tokenizer(s: Situation) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     Rule("quant-algo", _quant_algo, InputRefused),
-    Rule("divisibility", _divisibility, InputRefused),
     Rule("head-size", _head_size, InputRefused),
-    Rule("groups", _groups, InputRefused),
-    Rule("packed-alignment", _packed_alignment, InputRefused),
-    Rule("weight-only-excludes", _weight_only_excludes, InputRefused),
     Rule("kv-cache", _kv_cache, InputRefused),
     Rule("dtype", _dtype, InputRefused),
     Rule("sliding-window", _sliding_window, InputRefused),
     Rule("tokenizer", _tokenizer, InputRefused),
 )
+
+PLAN_RULES: tuple[Rule, ...] = (
+    Rule("divisibility", _divisibility, InputRefused),
+    Rule("groups", _groups, InputRefused),
+    Rule("packed-alignment", _packed_alignment, InputRefused),
+)
+"""What `checkpoint.trtllm_validate` finds in a written checkpoint, said of one that is only planned."""
