@@ -11,7 +11,7 @@ from trtbuild.bench.loadgen import Prompt
 from trtbuild.bench.trace import Trace
 from trtbuild.calibrate.corpus import FIXED_DATE, prompt_ids, prompts_of_length
 from trtbuild.calibrate.texts import Document, read_texts
-from trtbuild.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
+from trtbuild.checkpoint.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_files
 from trtbuild.errors import InputRefused
 from trtbuild.targets.base import Limits
 
@@ -26,7 +26,7 @@ class PromptSet:
 
 def engine_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer that lies in an engine folder, or None."""
-    assets = {name: (path / name).read_bytes() for name in TOKENIZER_FILES if (path / name).is_file()}
+    assets = read_tokenizer_files(path)
     return load_tokenizer(assets, where=str(path)) if "tokenizer.json" in assets else None
 
 

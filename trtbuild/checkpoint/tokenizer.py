@@ -12,6 +12,7 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trtbuild.checkpoint.chat_template import PLAIN_TEMPLATE, Message, compile_template, render_chat
@@ -90,6 +91,11 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides ids; equal for equal files, however they are formatted."""
         return self.identity
+
+
+def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The files of TOKENIZER_FILES that a folder holds, as they travel in `Decoder.assets`."""
+    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def load_tokenizer(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -69,6 +69,10 @@ class Console:
         with _bars.open(title, total) as advance:
             yield advance
 
+    def status(self, text: str) -> None:
+        """Replace the line under the progress bars; nothing when there are none."""
+        _bars.say(text)
+
     def failure(self, failure: Failure) -> None:
         """One line for a person; in JSON mode the same as a document on stdout, so that scripts need not parse text."""
         if self.mode is Mode.JSON:
@@ -80,54 +84,72 @@ class Console:
 
 @dataclass
 class _Bars:
-    """One live display shared by nested tasks; it appears only when a task lasts."""
+    """One live display shared by nested tasks; a bar appears only when its task lasts, also when nothing advances."""
 
     _live: Any = None
+    _progress: Any = None
+    _line: str = ""
     _open: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextlib.contextmanager
     def open(self, title: str, total: float) -> Iterator[Advance]:
-        started = time.monotonic()
         done = 0.0
         task: Any = None
+        over = False
+
+        def show() -> None:
+            nonlocal task
+            with self._lock:
+                if not over:
+                    task = self._display().add_task(title, total=total, completed=done)
 
         def advance(units: float) -> None:
-            nonlocal done, task
+            nonlocal done
             with self._lock:
                 done += units
-                if task is None and time.monotonic() - started >= _SHOW_AFTER_SECONDS:
-                    task = self._display().add_task(title, total=total)
                 if task is not None:
-                    self._display().update(task, completed=done)
+                    self._progress.update(task, completed=done)
 
+        timer = threading.Timer(_SHOW_AFTER_SECONDS, show)
+        timer.daemon = True
         with self._lock:
             self._open += 1
+        timer.start()
         try:
             yield advance
         finally:
+            timer.cancel()
             with self._lock:
+                over = True
                 self._open -= 1
                 if task is not None:
-                    self._live.remove_task(task)
+                    self._progress.remove_task(task)
                 if self._open == 0 and self._live is not None:
                     self._live.stop()
-                    self._live = None
+                    self._live, self._line = None, ""
+
+    def say(self, text: str) -> None:
+        """One more line under the bars, for what changes too fast to be a note."""
+        self._line = text
 
     def _display(self) -> Any:
         if self._live is None:
+            from rich.console import Group
+            from rich.live import Live
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.text import Text
 
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
+            columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(TextColumn("{task.description}"), *columns)
+            self._live = Live(
+                get_renderable=lambda: Group(self._progress, *([Text(self._line, "dim")] if self._line else [])),
                 console=_stderr(),
                 transient=True,
+                refresh_per_second=4,
             )
             self._live.start()
-        return self._live
+        return self._progress
 
 
 _bars = _Bars()
@@ -145,10 +167,12 @@ def _stdout() -> Any:
     return RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH, soft_wrap=False)
 
 
+@functools.cache
 def _stderr() -> Any:
+    """One console for notes and bars, so that a note printed while a bar is shown does not tear it."""
     from rich.console import Console as RichConsole
 
-    return RichConsole(file=sys.stderr)
+    return RichConsole(stderr=True)
 
 
 def _escape(text: str) -> str:

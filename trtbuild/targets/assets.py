@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtbuild.checkpoint.spec import Decoder, DecoderSpec
-from trtbuild.checkpoint.tokenizer import TOKENIZER_FILES
+from trtbuild.checkpoint.tokenizer import TOKENIZER_FILES, read_tokenizer_files
 from trtbuild.errors import InputRefused
 
 
@@ -16,7 +16,7 @@ def with_tokenizer(decoder: Decoder, folder: Path | None) -> Decoder:
     """The decoder with the tokenizer files of `folder`, where one is given, instead of its own."""
     if folder is None:
         return decoder
-    found = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
+    found = read_tokenizer_files(folder)
     if "tokenizer.json" not in found:
         raise InputRefused("no tokenizer.json in this folder", where=folder, hint="--tokenizer takes the HF folder")
     kept = {name: content for name, content in decoder.assets.items() if name not in TOKENIZER_FILES}
