@@ -20,6 +20,10 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>")
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SPACE = "▁"
+_NO_PRE_NOTE = (
+    "the file does not say how its tokenizer cuts words, so llama.cpp's default is used: give the tokenizer of the "
+    "original model with --tokenizer if texts come out wrong"
+)
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,13 @@ def rebuild_tokenizer(metadata: Mapping[str, Any], where: str) -> RebuiltTokeniz
     }
     builder = _KINDS.get(kind) if isinstance(kind, str) else None
     document = None if builder is None else builder(vocabulary)
+    pre = fields.get("tokenizer.ggml.pre")
     if document is None:
-        pre = fields.get("tokenizer.ggml.pre")
         name = f"{kind!r}" + (f" with pre-tokenizer {pre!r}" if pre else "")
         note = f"a tokenizer of kind {name} cannot be rebuilt: give the one of the original model with --tokenizer"
         return RebuiltTokenizer(assets, stop_ids, (note,))
-    return RebuiltTokenizer({"tokenizer.json": _json(document), **assets}, stop_ids)
+    notes = (_NO_PRE_NOTE,) if kind == "gpt2" and pre is None else ()
+    return RebuiltTokenizer({"tokenizer.json": _json(document), **assets}, stop_ids, notes)
 
 
 def _json(value: Any) -> bytes:
