@@ -56,8 +56,10 @@ def fetch(location: str) -> Path:
     except RepositoryNotFoundError as error:
         hint = "check the spelling; a private model needs `hf auth login`"
         raise InputRefused("no such folder here, and no such model on the hub", where=location, hint=hint) from error
-    except (RevisionNotFoundError, HFValidationError) as error:
-        raise InputRefused(f"not on the hub: {_first_line(error)}", where=location) from error
+    except RevisionNotFoundError as error:
+        raise InputRefused("no such revision on the hub", where=location) from error
+    except HFValidationError as error:
+        raise InputRefused(f"no such folder here, and not a hub id: {_first_line(error)}", where=location) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise _unreachable(location, error) from error
     except Exception as error:
