@@ -24,11 +24,11 @@ from trtbuild.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Decoder, Decod
 from trtbuild.errors import InputRefused
 
 _FLOATS = ("float32", "float16", "bfloat16")
-_NORMS = {
+NORMS = {
     "input_layernorm.weight": "input_layernorm.weight",
     "post_layernorm.weight": "post_attention_layernorm.weight",
 }
-_QK_NORMS = {
+QK_NORMS = {
     "attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
@@ -212,7 +212,7 @@ def _hub_tensors(
         return tensor.lazy()
 
     found: dict[str, Tensor | None] = {EMBEDDING: take(f"{prefix}embed_tokens.weight")}
-    renamed = {**_NORMS, **(_QK_NORMS if spec.qk_norm else {})}
+    renamed = {**NORMS, **(QK_NORMS if spec.qk_norm else {})}
     for layer in range(spec.num_layers):
         hub, own = layer_prefix(layer), f"{prefix}layers.{layer}"
         for target, source in renamed.items():
