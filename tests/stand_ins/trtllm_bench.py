@@ -34,7 +34,16 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {"minimum": ordered[0], "maximum": ordered[-1], "average": sum(ordered) / len(ordered), **at}
 
 
-def memory_log(engine: Path, config: dict[str, Any], fraction: float) -> None:
+def extra_options(path: str | None) -> dict[str, str]:
+    """The scalar settings of `kv_cache_config`; the real tool reads any YAML, this reads the form trtbuild writes."""
+    if path is None:
+        return {}
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "kv_cache_config:", lines
+    return dict(line.strip().split(": ", 1) for line in lines[1:] if ": " in line)
+
+
+def memory_log(engine: Path, config: dict[str, Any], cache: dict[str, str]) -> None:
     """The lines of the runtime, in the order and spelling of its documentation."""
     model, build = config["pretrained_config"], config["build_config"]
     tp, pp = model["mapping"]["tp_size"], model["mapping"]["pp_size"]
@@ -56,7 +65,8 @@ def memory_log(engine: Path, config: dict[str, Any], fraction: float) -> None:
     )
     block = build["plugin_config"]["tokens_per_block"]
     log(f"Number of tokens per block: {block}.")
-    tokens = int(available * fraction * 2**30 / per_token) // block * block
+    fraction = float(cache.get("free_gpu_memory_fraction", 0.9))
+    tokens = min(int(available * fraction * 2**30 / per_token), int(cache.get("max_tokens", 2**62))) // block * block
     log(f"[MemUsageChange] Allocated {tokens * per_token / 2**30:.2f} GiB for max tokens in paged KV cache ({tokens}).")
 
 
@@ -158,7 +168,12 @@ def main() -> None:
         crash(
             "RuntimeError", f"Engine supports a max sequence of {config['build_config']['max_seq_len']}, got {longest}"
         )
-    memory_log(engine, config, given.get("--kv_cache_free_gpu_mem_fraction", 0.9))
+    cache = extra_options(given.get("--extra_llm_api_options"))
+    paged_context = config["build_config"]["plugin_config"]["use_paged_context_fmha"]
+    chunked = given.get("--enable_chunked_context", command == "throughput")
+    if not paged_context and (chunked or cache.get("enable_block_reuse") == "true"):
+        crash("RuntimeError", "chunked context and block reuse require paged context FMHA")
+    memory_log(engine, config, cache)
     concurrency = given.get("--concurrency", -1 if command == "throughput" else 1)
     if command == "latency":
         top["streaming"] = True

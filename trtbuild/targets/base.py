@@ -17,6 +17,7 @@ from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
 from trtbuild.errors import DoesNotFit, InputRefused, TrtbuildError
 from trtbuild.progress import Progress
 from trtbuild.store.manifest import Manifest, read_manifest
+from trtbuild.targets.measured import ToolMeasurement
 from trtbuild.targets.serving import Driver, Request, Scorer
 
 
@@ -130,6 +131,9 @@ class Target:
     commands: Callable[[Path, Path, Limits, BuildOptions], list[list[str]]] = lambda *_: []
     examine: Callable[[Path], Mapping[str, Any]] = lambda _: {}
     """What `trtbuild inspect` can say of an engine's own files beyond the manifest, without the target's packages."""
+    measure: Callable[..., ToolMeasurement] | None = None
+    """For engines that only a vendor's tool can drive: `measure(engine, requests, concurrencies, *, warmup, log,
+    progress)` runs that tool; `open_driver` and `open_scorer` then raise MachineLacks."""
     on_gpu: bool = True
     """Whether engines live in GPU memory; False for host memory."""
 

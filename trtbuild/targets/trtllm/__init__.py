@@ -6,14 +6,16 @@ their source and documentation, and held by stand-ins that accept exactly the do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trtbuild.checkpoint.spec import Decoder
 from trtbuild.errors import MachineLacks
-from trtbuild.progress import Progress
+from trtbuild.progress import Progress, silent
 from trtbuild.store.manifest import package_versions
 from trtbuild.targets.base import Availability, BuildOptions, Capability, Finding, Limits, Target
-from trtbuild.targets.serving import Driver, Scorer
+from trtbuild.targets.measured import ToolMeasurement
+from trtbuild.targets.serving import Driver, Request, Scorer
 from trtbuild.targets.trtllm.footprint import footprint
 from trtbuild.targets.trtllm.version import Window, explain_window, installed_version, window
 
@@ -67,6 +69,20 @@ def _open_scorer(engine: Path) -> Scorer:
     )
 
 
+def _measure(
+    engine: Path,
+    requests: Sequence[Request],
+    concurrencies: Sequence[int],
+    *,
+    warmup: int = 2,
+    log: Path | None = None,
+    progress: Progress = silent,
+) -> ToolMeasurement:
+    from trtbuild.targets.trtllm.bench import measure
+
+    return measure(engine, requests, concurrencies, warmup=warmup, log=log, progress=progress)
+
+
 TARGET = Target(
     name="trtllm",
     title="TensorRT-LLM on an NVIDIA GPU",
@@ -77,4 +93,5 @@ TARGET = Target(
     open_driver=_open_driver,
     open_scorer=_open_scorer,
     commands=_commands,
+    measure=_measure,
 )

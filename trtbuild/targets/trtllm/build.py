@@ -20,6 +20,7 @@ from trtbuild.targets.base import BuildOptions, Limits, engine_settings, refuse_
 from trtbuild.targets.trtllm.command import BuildSettings, build_command, timing_cache
 from trtbuild.targets.trtllm.container import Mount, containerized, image_of, image_version, require_docker
 from trtbuild.targets.trtllm.engine import LOG_NAME, TOKENIZER_FOLDER, check_directory
+from trtbuild.targets.trtllm.launch import OPTIONS_NAME, options_text, runtime_options
 from trtbuild.targets.trtllm.preflight import local_device, preflight, settings_of
 from trtbuild.targets.trtllm.process import run_logged
 from trtbuild.targets.trtllm.rules import Device
@@ -70,6 +71,9 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
                 shutil.move(new_cache, kept)
         config = check_directory(folder, settings, version)
         write_tokenizer(folder, decoder, options.tokenizer)
+        paged_context = config.plugin.get("use_paged_context_fmha") is True
+        runtime = runtime_options(decoder.spec, limits, paged_context=paged_context)
+        (folder / OPTIONS_NAME).write_text(options_text(runtime), encoding="utf-8")
         manifest_settings = engine_settings(
             "trtllm",
             limits,
@@ -79,7 +83,8 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
             tensorrt_llm=config.version,
             sm=device.sm,
             gpu=device.name if device.count else None,
-            paged_context=config.plugin.get("use_paged_context_fmha") is True,
+            paged_context=paged_context,
+            container=None if options.container is None else image_of(options.container),
             vocab_size=decoder.spec.vocab_size,
             command=command,
         )
