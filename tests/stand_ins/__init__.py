@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-TOOLS = ("trtllm-build", "trtllm-bench", "trtllm-serve", "nvidia-smi", "docker", "mpirun")
+TOOLS = ("trtllm-build", "trtllm-bench", "trtllm-serve", "docker", "mpirun")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,9 @@ def nvidia_machine(
         module = HERE / f"{tool.replace('-', '_')}.py"
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E {shlex.quote(str(module))} "$@"\n')
         script.chmod(0o755)
+    nvidia_smi = bin_folder / "nvidia-smi"
+    nvidia_smi.write_bytes((HERE / "nvidia_smi.sh").read_bytes())
+    nvidia_smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
     monkeypatch.setenv("STAND_IN_CALLS", str(root / "calls.jsonl"))

@@ -10,7 +10,7 @@ from pathlib import Path
 VERSION = os.environ.get("STAND_IN_VERSION", "1.2.1")
 GPUS = int(os.environ.get("STAND_IN_GPUS", "1"))
 SM = int(os.environ.get("STAND_IN_SM", "89"))
-GPU_NAME = os.environ.get("STAND_IN_GPU_NAME", "NVIDIA L40S")
+GPU_NAME = "NVIDIA L40S"
 GPU_MIB = int(os.environ.get("STAND_IN_GPU_MIB", "46068"))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from stand_ins import NvidiaMachine, nvidia_machine
-from trtllm_checkpoints import ALGOS, write_trtllm
+from trtllm_checkpoints import write_trtllm
 
 from trtbuild.errors import DoesNotFit, InputRefused, MachineLacks
 from trtbuild.progress import silent
@@ -48,28 +48,6 @@ def build(folder: Path, precision: str = "fp16", *, tp: int = 1, pp: int = 1, kv
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvidiaMachine:
     return nvidia_machine(tmp_path / "machine", monkeypatch)
-
-
-@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
-@pytest.mark.parametrize("precision", ALGOS)
-def test_every_precision_and_mapping_is_measured(
-    precision: str, tp: int, pp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = nvidia_machine(tmp_path / "m", monkeypatch, gpus=tp * pp, sm=100 if precision == "nvfp4" else 89)
-    engine = build(tmp_path, precision, tp=tp, pp=pp)
-    assert TARGET.measure is not None
-    measured = TARGET.measure(engine, REQUESTS, [1, 4])
-    latency, throughput = measured.loads
-    assert (latency.concurrency, throughput.concurrency, throughput.requests) == (1, 4, 8)
-    assert throughput.output_tokens == 8 * 16
-    assert throughput.throughput_tok_s == pytest.approx(8 * 16 / throughput.seconds)
-    assert latency.ttft_ms is not None
-    assert throughput.tpot_ms is not None
-    element = 4 if precision == "fp32" else 2
-    assert measured.memory.kv_bytes_per_token == 2 * 2 // pp * 4 // tp * 32 * element
-    assert measured.memory.pool_tokens == LIMITS.pool_tokens
-    commands = [call[call.index("--workspace") + 2] for call in machine.calls("trtllm-bench")]
-    assert commands == ["latency", "throughput"]
 
 
 def test_an_int8_kv_cache_halves_the_pool_and_turns_chunks_off(machine: NvidiaMachine, tmp_path: Path) -> None:

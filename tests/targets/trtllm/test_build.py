@@ -11,44 +11,15 @@ from pathlib import Path
 
 import pytest
 from stand_ins import nvidia_machine
-from trtllm_checkpoints import ALGOS, write_trtllm
+from trtllm_checkpoints import write_trtllm
 
 from trtbuild.errors import DoesNotFit, InputRefused, MachineLacks, TrtbuildError
 from trtbuild.progress import silent
-from trtbuild.store.manifest import damaged_files
 from trtbuild.targets.base import BuildOptions, Limits, read_engine
 from trtbuild.targets.registry import load_target
 
 LIMITS = Limits(max_batch_size=4, max_input_len=128, max_seq_len=256, max_num_tokens=512)
-RANKS = [(1, 1), (2, 1), (1, 2)]
 TARGET = load_target("trtllm")
-
-
-def sm_for(precision: str) -> int:
-    return 100 if precision == "nvfp4" else 89
-
-
-@pytest.mark.parametrize(("tp", "pp"), RANKS)
-@pytest.mark.parametrize("precision", ALGOS)
-def test_every_precision_and_mapping(
-    precision: str, tp: int, pp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = nvidia_machine(tmp_path / "machine", monkeypatch, gpus=tp * pp, sm=sm_for(precision))
-    checkpoint = write_trtllm(tmp_path, precision, tp=tp, pp=pp)
-    out = TARGET.build(checkpoint, tmp_path / "engine", LIMITS, BuildOptions(), silent)
-    engine = read_engine(out)
-    assert (engine.target, engine.limits.max_seq_len) == ("trtllm", 256)
-    assert not damaged_files(out, engine.manifest, check_hashes=True)
-    assert sorted(p.name for p in out.glob("rank*.engine")) == [f"rank{r}.engine" for r in range(tp * pp)]
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    assert config["build_config"]["kv_cache_type"] == "KVCacheType.PAGED"
-    assert config["build_config"]["plugin_config"]["use_paged_context_fmha"] is (precision != "fp32")
-    (call,) = machine.calls("trtllm-build")
-    assert call[call.index("--workers") + 1] == str(tp * pp)
-    assert (engine.settings["tp"], engine.settings["pp"], engine.settings["sm"]) == (tp, pp, sm_for(precision))
-    assert (out / "tokenizer" / "tokenizer.json").is_file()
-    assert "Total time of building all engines" in (out / "build.log").read_text(encoding="utf-8")
-    assert not list(tmp_path.glob(".trtbuild-*"))
 
 
 def test_the_timing_cache_is_kept_in_our_place_and_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

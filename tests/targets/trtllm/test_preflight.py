@@ -158,11 +158,11 @@ WRONG: dict[str, Wrong] = {
     ),
     "2^31 logits": Wrong(
         "tensor-volume",
-        "vocab_size 128256",
-        f"at most {(2**31 - 1) // 128256}",
-        limits(max_num_tokens=16800, max_batch_size=66),
+        "vocab_size 2048",
+        f"at most {(2**31 - 1) // 2048}",
+        limits(max_num_tokens=1_100_000, max_batch_size=5000),
         extra("--gather_context_logits"),
-        checkpoint={"vocab_size": 128256, "hidden_size": 256},
+        checkpoint={"vocab_size": 2048},
     ),
     "beyond the positions": Wrong(
         "positions", "above the 4096 positions", "lower max_seq_len to 4096", limits(max_seq_len=5000)
