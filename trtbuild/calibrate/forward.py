@@ -46,7 +46,7 @@ Observe = Callable[[str, Array], None]
 """Called with the input of every linear under its module's name ("mlp.fc" stands for fc and gate), and with
 "attention.k" and "attention.v" [T, kv_heads, head_size] as the KV cache would hold them."""
 
-_QUERY_BLOCK = 256
+_QUERY_BLOCK = 64
 """Rows of attention scores held at once; fixed, because the shape of a matmul decides its rounding."""
 _FP8_MAX = 448.0
 """Largest finite value of float8 e4m3fn."""
@@ -145,7 +145,8 @@ def rotary_table(spec: DecoderSpec, length: int) -> Rotary:
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     """x / sqrt(mean(x²) + ε) · weight over the last axis; ε is inside the root."""
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
-    normed: Array = x * (1 / np.sqrt(mean_square + np.float32(epsilon))) * weight
+    normed: Array = x * (1 / np.sqrt(mean_square + np.float32(epsilon)))
+    normed *= weight
     return normed
 
 
@@ -200,9 +201,11 @@ KV_ROUNDING: Mapping[str, Callable[[Array, float], Array]] = {"INT8": _int8_cach
 
 
 def _silu(x: Array) -> Array:
+    denominator = np.negative(x)
     with np.errstate(over="ignore"):  # exp(−x) = inf gives the right limit, 0
-        y: Array = x / (1 + np.exp(-x))
-    return y
+        np.exp(denominator, out=denominator)
+    denominator += 1
+    return np.divide(x, denominator, out=denominator)
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {"silu": _silu}
@@ -223,21 +226,22 @@ def attention(q: Array, k: Array, v: Array, window: int | None, received: Array 
     for start in range(0, length, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, length)
         first = 0 if window is None else max(0, start - window + 1)
-        distance = np.arange(start, stop)[:, None] - np.arange(first, stop)[None, :]
+        masked = start if window is None else first  # without a window, every query sees all keys before its block
+        distance = np.arange(start, stop)[:, None] - np.arange(masked, stop)[None, :]
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         for head in range(kv_heads):
             own = slice(head * group, (head + 1) * group)
             queries = np.ascontiguousarray(q[start:stop, own].transpose(1, 0, 2)).reshape(-1, size)
+            queries *= root
             scores = (queries @ k[first:stop, head].T).reshape(group, stop - start, stop - first)
-            scores *= root
-            np.copyto(scores, -np.inf, where=hidden)
+            np.copyto(scores[:, :, masked - first :], -np.inf, where=hidden)
             scores -= scores.max(axis=-1, keepdims=True)
             np.exp(scores, out=scores)
-            scores /= scores.sum(axis=-1, keepdims=True)
+            total = scores.sum(axis=-1, keepdims=True)
             if received is not None:
-                received[first:stop] += scores.sum(axis=(0, 1))
-            mixed = scores.reshape(-1, stop - first) @ v[first:stop, head]
-            out[start:stop, own] = mixed.reshape(group, stop - start, size).transpose(1, 0, 2)
+                received[first:stop] += (scores / total).sum(axis=(0, 1))
+            mixed = (scores.reshape(-1, stop - first) @ v[first:stop, head]).reshape(group, stop - start, size)
+            out[start:stop, own] = (mixed / total).transpose(1, 0, 2)
     return out.reshape(length, heads * size)
 
 
@@ -265,7 +269,9 @@ def attend(
 
 def gated(fc: Array, gate: Array, layer: Layer) -> Array:
     """Outputs of fc and gate [T, intermediate] → input of the proj linear."""
-    return ACTIVATIONS[layer.spec.hidden_act](fc) * gate
+    inner = ACTIVATIONS[layer.spec.hidden_act](fc)
+    inner *= gate
+    return inner
 
 
 def decoder_layer(

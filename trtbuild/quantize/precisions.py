@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trtbuild.checkpoint.linear import READERS
 from trtbuild.errors import UsageError
 
 
@@ -15,7 +16,7 @@ class Precision:
 
     `dtype` is the type of every tensor that is not quantized; `quant_algo` TensorRT-LLM's name of the algorithm.
     `weight_bits` counts what an engine keeps per weight of a quantized linear. `through_modelopt` precisions are
-    written by nvidia-modelopt and have no meaning on the CPU target.
+    written by nvidia-modelopt; those that the CPU target cannot run are marked by `cpu_runs`.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Precision:
 
     @property
     def cpu_runs(self) -> bool:
-        return not self.through_modelopt
+        return self.quant_algo is None or self.quant_algo in READERS
 
 
 _ROWS = (
@@ -53,6 +54,7 @@ _ROWS = (
         "SmoothQuant plugin: INT8 weights per channel, INT8 activations scaled per token while running",
         needs_calibration=True,
     ),
+    Precision("int8-sq", "float16", "W8A8_SQ_PER_CHANNEL", 8, "SmoothQuant by nvidia-modelopt, alpha 0.5", True, True),
     Precision("fp8", "float16", "FP8", 8, "FP8 weights and activations", True, True),
     Precision("int4-awq", "float16", "W4A16_AWQ", 4, "INT4 weights in groups of 128", True, True, 128),
     Precision("w4a8-awq", "float16", "W4A8_AWQ", 4, "INT4 weights in groups of 128, FP8 activations", True, True, 128),

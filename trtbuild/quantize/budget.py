@@ -1,0 +1,108 @@
+"""What stays in float: groups are returned to float in order of harm per byte until the quality budget holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trtbuild.progress import Progress, silent
+from trtbuild.quantize.choose import GroupChoice
+from trtbuild.quantize.score import Score
+
+_MARGIN = 0.9
+"""Share of the budget that a prediction may use: the validation split is a sample, and so is the prediction."""
+_MOST_SCORES = 6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What INT8 may cost on the validation split; None does not limit."""
+
+    perplexity_change_pct: float | None = 0.5
+    kl: float | None = 0.01
+
+    def used(self, score: Score) -> float:
+        """The larger share of the two limits that a score uses; at most 1 holds the budget."""
+        shares = [0.0]
+        if self.perplexity_change_pct is not None:
+            shares.append(_share(score.perplexity_change_pct, self.perplexity_change_pct))
+        if self.kl is not None:
+            shares.append(_share(score.kl, self.kl))
+        return max(shares)
+
+
+def _share(value: float, limit: float) -> float:
+    if limit > 0:
+        return value / limit
+    return 0.0 if value <= 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A number of groups left in float, and how the model then scored."""
+
+    floats: int
+    score: Score
+    used: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The groups left in float, most harmful first, and all attempts; `holds` tells whether the budget is met."""
+
+    floats: tuple[GroupChoice, ...]
+    attempts: tuple[Attempt, ...]
+    holds: bool
+
+    @property
+    def score(self) -> Score:
+        return next(a.score for a in self.attempts if a.floats == len(self.floats))
+
+
+def by_harm(choices: Sequence[GroupChoice]) -> list[GroupChoice]:
+    """Groups in order of harm per byte, the worst first."""
+    return sorted(choices, key=lambda choice: (-choice.harm / choice.weights, choice.key))
+
+
+def decide(
+    choices: Sequence[GroupChoice],
+    budget: Budget,
+    evaluate: Callable[[Sequence[GroupChoice]], Score],
+    *,
+    progress: Progress = silent,
+) -> Decision:
+    """Find how few groups must stay in float. `evaluate` scores the model with the given groups in float.
+
+    The number is searched between one that breaks the budget and one that holds it; the next guess assumes that the
+    loss is shared out as the measured harm is.
+    """
+    order = by_harm(choices)
+    left = [sum(choice.harm for choice in order[count:]) for count in range(len(order) + 1)]
+    attempts: list[Attempt] = []
+    broken, held, guess = -1, len(order) + 1, 0
+    while True:
+        score = evaluate(order[:guess])
+        attempt = Attempt(guess, score, budget.used(score))
+        attempts.append(attempt)
+        progress.note(
+            f"{guess} of {len(order)} groups in float: perplexity {score.perplexity_change_pct:+.2f} %, "
+            f"KL {score.kl:.4f}, top-1 {score.top1_pct:.1f} %"
+        )
+        if attempt.used <= 1:
+            held = guess
+        else:
+            broken = guess
+        if held - broken <= 1 or broken == len(order):
+            break
+        if held <= len(order) and len(attempts) >= _MOST_SCORES:
+            break
+        guess = _next_guess(attempt, left, broken, held)
+    count = min(held, len(order))
+    return Decision(tuple(order[:count]), tuple(attempts), held <= len(order))
+
+
+def _next_guess(last: Attempt, left: Sequence[float], broken: int, held: int) -> int:
+    """The fewest floats predicted to hold, kept strictly between `broken` and `held`."""
+    allowed = left[last.floats] * _MARGIN / last.used if last.used > 0 else left[0]
+    predicted = next((count for count, rest in enumerate(left) if rest <= allowed), len(left) - 1)
+    return min(max(predicted, broken + 1), held - 1)

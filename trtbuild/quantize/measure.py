@@ -1,0 +1,290 @@
+"""Choice by measured error: what INT8 does to the outputs of each layer, on samples, for every strength and threshold.
+
+The error of a linear is measured on some rows (tokens) of the record's samples and some of its outputs, as
+
+    Σ_t weight_t · ‖ŷ_t − y_t‖² / reference_t / Σ_t weight_t
+
+where reference_t is ‖y_t‖² for linears that read the residual stream (of q, k and v, or fc and gate, each by itself)
+and the square of the residual stream they write to for dense and proj. A token weighs more when others attend to it:
+the few that collect most of the attention carry the largest activations of the model, and clipping those destroys it
+although they are hardly ever more than one row in a thousand.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtbuild.calibrate.channels import smoothed_histogram
+from trtbuild.calibrate.forward import (
+    Layer,
+    Rotary,
+    apply_linear,
+    attend,
+    decoder_layer,
+    each_sample,
+    fake_quantize,
+    gated,
+    token_scales,
+)
+from trtbuild.calibrate.record import SMOOTHING_GROUPS, GroupStatistics, LayerStatistics, MeasuredSample
+from trtbuild.calibrate.smoothing import ALPHAS, prequant_factors
+from trtbuild.calibrate.threshold import METHODS, scale_of
+from trtbuild.checkpoint.linear import Linear
+from trtbuild.checkpoint.spec import Array, DecoderSpec
+from trtbuild.quantize.int8 import dequantized_weight, rounded, weight_scales
+from trtbuild.quantize.schemes import Scheme
+
+PER_TOKEN = "per token"
+"""The one method of int8-pt: scales are made while running, there is no threshold."""
+
+_ROWS = 512
+_FIRST_TOKENS = 4
+_MOST_ATTENDED = 4
+_OUTPUTS = 96
+"""Outputs of each section of a linear that errors are measured on while strengths are compared."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which tokens errors are measured on: per sample their positions, and over all samples their weights F32 [R]."""
+
+    positions: tuple[Array, ...]
+    weights: Array
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to quantize a group's activations: smoothing strength and threshold, and the error it gave."""
+
+    alpha: float | None
+    method: str
+    threshold: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One layer over the measured samples: inputs of each group F32 [R, in] on the rows, and whole samples where the
+    harm of qkv needs them. `outputs` are the hidden states that leave the layer, whole samples."""
+
+    inputs: Mapping[str, Array]
+    qkv_inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+
+def choose_rows(samples: Sequence[MeasuredSample]) -> Rows:
+    """The first tokens and the most attended of each sample, and every n-th of the others, standing for the rest."""
+    total = sum(len(sample.ids) for sample in samples)
+    stride = max(1, total // _ROWS)
+    positions, weights = [], []
+    for sample in samples:
+        length = len(sample.ids)
+        always = np.zeros(length, bool)
+        always[:_FIRST_TOKENS] = True
+        always[np.argsort(-sample.received, kind="stable")[:_MOST_ATTENDED]] = True
+        chosen = always.copy()
+        chosen[::stride] = True
+        others = int((~always).sum())
+        each = others / max(1, int((chosen & ~always).sum()))
+        at = np.flatnonzero(chosen)
+        positions.append(at)
+        weights.append(np.where(always[at], 1.0, each) * (1 + sample.received[at]) / 2)
+    return Rows(tuple(positions), np.concatenate(weights).astype(np.float32))
+
+
+def _capture_sample(
+    index: int, states: Sequence[Array], layer: Layer, tables: Mapping[int, Rotary], rows: Rows
+) -> tuple[dict[str, Array], Array, Array]:
+    inputs: dict[str, Array] = {}
+    whole: list[Array] = []
+
+    def observe(name: str, value: Array) -> None:
+        if name in SMOOTHING_GROUPS:
+            inputs[name] = value[rows.positions[index]]
+        if name == "attention.qkv":
+            whole.append(value)
+
+    x = states[index]
+    y = decoder_layer(x, layer, tables[len(x)], observe)
+    return inputs, whole[0], y
+
+
+def capture(
+    states: Sequence[Array], layer: Layer, tables: Mapping[int, Rotary], rows: Rows, threads: int | None
+) -> Captured:
+    """Run the layer in floating point over the hidden states of the measured samples."""
+    work = functools.partial(_capture_sample, states=states, layer=layer, tables=tables, rows=rows)
+    parts = list(each_sample(work, range(len(states)), threads))
+    inputs = {group: np.concatenate([part[0][group] for part in parts]) for group in SMOOTHING_GROUPS}
+    return Captured(inputs, tuple(part[1] for part in parts), tuple(part[2] for part in parts))
+
+
+def sections(spec: DecoderSpec, module: str) -> tuple[int, ...]:
+    """Lengths of the parts of a linear's output whose errors are weighed each by itself."""
+    if module == "attention.qkv":
+        return (spec.q_rows, spec.kv_rows, spec.kv_rows)
+    return (spec.linear_shape(module)[0],)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """Some outputs of one section: weight F32 [o, in], their exact outputs F32 [R, o], reference [R] of the error."""
+
+    weight: Array
+    exact: Array
+    reference: Array
+
+
+def _sections(layer: Layer, group: str, x: Array, residual: Array) -> list[_Section]:
+    spec, found = layer.spec, []
+    for module in SMOOTHING_GROUPS[group]:
+        weight, start = layer.linears[module].weight, 0
+        for length in sections(spec, module):
+            picked = start + np.linspace(0, length - 1, min(length, _OUTPUTS)).astype(np.int64)
+            part = weight[picked]
+            exact = x @ part.T
+            own = np.square(exact).sum(axis=1)
+            # dense and proj add to the residual stream, whose size decides what their error means
+            reference = own if group in ("attention.qkv", "mlp.fc") else residual * (len(picked) / length)
+            found.append(_Section(part, exact, np.maximum(reference, np.finfo(np.float32).tiny)))
+            start += length
+    return found
+
+
+def _try_strength(
+    alpha: float | None,
+    group: str,
+    found: Sequence[_Section],
+    x: Array,
+    weights: Array,
+    layer: Layer,
+    statistics: GroupStatistics,
+    weight_maxima: Array,
+    scheme: Scheme,
+) -> list[Trial]:
+    prequant = scheme.effective(layer, group, prequant_factors(statistics.channels.maxima, weight_maxima, alpha))
+    smooth = x * prequant
+    stored = []
+    for section in found:
+        divided = section.weight / prequant
+        scales = weight_scales(divided)
+        stored.append(dequantized_weight(rounded(divided, scales), scales))
+    if scheme.per_token:
+        candidates = [(PER_TOKEN, 0.0, fake_quantize(smooth, token_scales(smooth)))]
+    else:
+        histogram = smoothed_histogram(statistics.channels, prequant)
+        thresholds = {method: find(histogram) for method, find in METHODS.items()}
+        candidates = [(m, t, fake_quantize(smooth, scale_of(t))) for m, t in thresholds.items()]
+    trials = []
+    for method, threshold, seen in candidates:
+        errors = [
+            float(weights @ (np.square(seen @ weight.T - section.exact).sum(axis=1) / section.reference))
+            for section, weight in zip(found, stored, strict=True)
+        ]
+        trials.append(Trial(alpha, method, threshold, float(np.mean(errors) / weights.sum())))
+    return trials
+
+
+def weight_maxima(layer: Layer, group: str) -> Array:
+    """F32 [in]: the largest |w| of each input channel over the linears of a group."""
+    maxima = [np.abs(layer.linears[module].weight).max(axis=0) for module in SMOOTHING_GROUPS[group]]
+    return np.asarray(np.max(maxima, axis=0))
+
+
+def try_all(
+    layer: Layer,
+    captured: Captured,
+    rows: Rows,
+    statistics: LayerStatistics,
+    scheme: Scheme,
+    threads: int | None,
+) -> dict[str, list[Trial]]:
+    """Every strength of ALPHAS with every method, for each smoothing group of a layer."""
+    residual = row_squares(captured.outputs, rows)
+    maxima = {group: weight_maxima(layer, group) for group in SMOOTHING_GROUPS}
+    found = {group: _sections(layer, group, captured.inputs[group], residual) for group in SMOOTHING_GROUPS}
+
+    def run(task: tuple[str, float | None]) -> list[Trial]:
+        group, alpha = task
+        return _try_strength(
+            alpha,
+            group,
+            found[group],
+            captured.inputs[group],
+            rows.weights,
+            layer,
+            statistics.groups[group],
+            maxima[group],
+            scheme,
+        )
+
+    tasks = [(group, alpha) for group in SMOOTHING_GROUPS for alpha in ALPHAS]
+    trials: dict[str, list[Trial]] = {group: [] for group in SMOOTHING_GROUPS}
+    for (group, _), result in zip(tasks, each_sample(run, tasks, threads), strict=True):
+        trials[group] += result
+    return trials
+
+
+def row_squares(samples: Sequence[Array], rows: Rows) -> Array:
+    """‖x_t‖² F32 [R] of the chosen rows."""
+    chosen = [sample[at] for sample, at in zip(samples, rows.positions, strict=True)]
+    return np.asarray(np.square(np.concatenate(chosen)).sum(axis=1))
+
+
+def harm(
+    layer: Layer, quantized: Mapping[str, Linear], captured: Captured, rows: Rows, tables: Mapping[int, Rotary]
+) -> float:
+    """Error of the layer's output when only one group is quantized, relative to the residual stream.
+
+    `quantized` holds the group's linears as they would run (`forward.dequantized`), by module.
+    """
+    change = _CHANGES[next(iter(quantized))](layer, quantized, captured, rows, tables)
+    reference = np.maximum(row_squares(captured.outputs, rows), np.finfo(np.float32).tiny)
+    return float(rows.weights @ (np.square(change).sum(axis=1) / reference) / rows.weights.sum())
+
+
+_Change = Callable[[Layer, Mapping[str, Linear], Captured, Rows, Mapping[int, Rotary]], Array]
+
+
+def _change_directly(
+    layer: Layer, quantized: Mapping[str, Linear], captured: Captured, rows: Rows, tables: Mapping[int, Rotary]
+) -> Array:
+    """dense and proj write to the residual stream themselves."""
+    del rows, tables
+    ((module, linear),) = quantized.items()
+    x = captured.inputs[module]
+    return np.asarray(apply_linear(x, linear) - apply_linear(x, layer.linears[module]))
+
+
+def _change_through_proj(
+    layer: Layer, quantized: Mapping[str, Linear], captured: Captured, rows: Rows, tables: Mapping[int, Rotary]
+) -> Array:
+    del rows, tables
+    x = captured.inputs["mlp.fc"]
+    inner = gated(apply_linear(x, quantized["mlp.fc"]), apply_linear(x, quantized["mlp.gate"]), layer)
+    return np.asarray((inner - captured.inputs["mlp.proj"]) @ layer.linears["mlp.proj"].weight.T)
+
+
+def _change_through_attention(
+    layer: Layer, quantized: Mapping[str, Linear], captured: Captured, rows: Rows, tables: Mapping[int, Rotary]
+) -> Array:
+    linear = quantized["attention.qkv"]
+    mixed = [
+        attend(apply_linear(x, linear), layer, tables[len(x)])[at]
+        for x, at in zip(captured.qkv_inputs, rows.positions, strict=True)
+    ]
+    change = np.concatenate(mixed) - captured.inputs["attention.dense"]
+    return np.asarray(change @ layer.linears["attention.dense"].weight.T)
+
+
+_CHANGES: Mapping[str, _Change] = {
+    "attention.qkv": _change_through_attention,
+    "attention.dense": _change_directly,
+    "mlp.fc": _change_through_proj,
+    "mlp.proj": _change_directly,
+}
+"""Smoothing group → how its error reaches the residual stream, as a change F32 [R, hidden] of the layer's output."""
