@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from trtbuild.checkpoint.finite import check_finite
+from trtbuild.checkpoint.huggingface import open_huggingface
 from trtbuild.checkpoint.opening import open_model
 from trtbuild.checkpoint.spec import EMBEDDING, HEAD, Decoder
 from trtbuild.errors import InputRefused, TrtbuildError
@@ -198,6 +199,7 @@ def test_an_index_that_disagrees_with_its_shards(tmp_path: Path) -> None:
         ({"weight_map": {}}, "weight_map is missing or empty"),
         ({"weight_map": {**index["weight_map"], "extra.weight": "model-00001-of-00002.safetensors"}}, "extra.weight"),
         ({"weight_map": {"a": "../../secret.safetensors"}}, "not a file of this folder"),
+        ({"weight_map": {"a": 3, "b": ["x"]}}, "not a file of this folder"),
     ):
         (folder / "model.safetensors.index.json").write_text(json.dumps(bad), encoding="utf-8")
         assert words in _refusal(folder)
@@ -210,6 +212,21 @@ def test_a_lfs_pointer(tmp_path: Path) -> None:
     message = _refusal(folder)
     assert "model-00002-of-00002.safetensors: this is a Git-LFS pointer" in message
     assert "git lfs pull" in message
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json"])
+def test_a_lfs_pointer_in_place_of_another_file(tmp_path: Path, name: str) -> None:
+    folder = write_huggingface(tmp_path, "llama")
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4f\nsize 7\n")
+    with pytest.raises(InputRefused, match=f"{name}: this is a Git-LFS pointer"):
+        open_huggingface(folder)
+
+
+def test_an_index_left_over_beside_a_single_file(tmp_path: Path) -> None:
+    folder = write_huggingface(tmp_path, "llama")
+    stale = {"weight_map": {"model.norm.weight": "model-00001-of-00009.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(stale), encoding="utf-8")
+    assert _open(folder).spec.family == "llama"
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from trtbuild.errors import InputRefused
 from trtbuild.store.fingerprint import fingerprint_json
 
 _CHUNK_BYTES = 1 << 20
-_SHOWN = 3
 
 
 def row_slice(tensor: Tensor, part: int, parts: int) -> Tensor:
@@ -64,11 +63,11 @@ def check_shapes(spec: DecoderSpec, tensors: Mapping[str, Tensor], config_source
             )
 
 
-def listed(names: Iterable[str]) -> str:
-    """The first few names and how many more there are."""
+def listed(names: Iterable[str], shown: int = 3) -> str:
+    """The first `shown` names and how many more there are."""
     names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 @dataclasses.dataclass(frozen=True)

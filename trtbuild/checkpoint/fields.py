@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtbuild.checkpoint.lfs import refuse_pointer
 from trtbuild.errors import InputRefused
 
 MAX_JSON_BYTES = 200_000_000
@@ -24,8 +25,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a UTF-8 file, with or without byte order mark. Raises InputRefused for anything else."""
     if path.stat().st_size > MAX_JSON_BYTES:
         raise InputRefused(f"larger than {MAX_JSON_BYTES} bytes", where=path)
+    content = path.read_bytes()
+    refuse_pointer(content, path)
     try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+        value = json.loads(content.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise InputRefused(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from error
     except (ValueError, RecursionError) as error:

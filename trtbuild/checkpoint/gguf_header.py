@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from trtbuild.checkpoint.lfs import refuse_pointer
 from trtbuild.errors import InputRefused
 
 _SCALARS: Mapping[int, str] = {
@@ -112,14 +113,8 @@ class _Reader:
         self.position = 0
 
     def file(self) -> GgufFile:
-        magic = self.take(4)
-        if magic.startswith(b"vers"):
-            raise InputRefused(
-                "this is a Git-LFS pointer, not the weights",
-                where=self.path,
-                hint="run `git lfs pull` in that folder, or download the file again",
-            )
-        if magic != b"GGUF":
+        refuse_pointer(self.data[:64], self.path)
+        if self.take(4) != b"GGUF":
             raise _broken(self.path, "not a GGUF file")
         version = self.scalar("I")
         if version not in (2, 3):

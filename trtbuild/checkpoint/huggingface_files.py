@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trtbuild.checkpoint.assembly import listed
 from trtbuild.checkpoint.fields import MAX_JSON_BYTES, read_json
+from trtbuild.checkpoint.lfs import refuse_pointer
 from trtbuild.checkpoint.safetensors import StoredTensor, read_header
 from trtbuild.errors import InputRefused
 
@@ -28,6 +29,7 @@ ASSET_NAMES = (
 )
 """Files that travel with the weights through every later step."""
 
+_SHOWN_FILES = 200
 _PICKLES = ("*.bin", "*.pth", "*.pt")
 
 
@@ -40,16 +42,22 @@ def read_assets(folder: Path) -> dict[str, bytes]:
             if path.stat().st_size > MAX_JSON_BYTES:
                 raise InputRefused(f"larger than {MAX_JSON_BYTES} bytes", where=path)
             assets[name] = path.read_bytes()
+            refuse_pointer(assets[name], path)
     return assets
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    index = folder / INDEX_NAME
-    if index.is_file():
-        return _indexed_tensors(folder, index)
+    """Headers of all weights of a folder, by tensor name.
+
+    Taken from `model.safetensors` if it is there (an index beside it is left over from another saving, and
+    transformers ignores it too), else from the files the index names, else from all there are. Raises InputRefused
+    listing every missing file, and for pickled, damaged or contradictory ones.
+    """
     files = sorted(folder.glob("*.safetensors"))
-    if (folder / SINGLE_NAME) in files:
+    if folder / SINGLE_NAME in files:
         files = [folder / SINGLE_NAME]
+    elif (folder / INDEX_NAME).is_file():
+        return _indexed_tensors(folder, folder / INDEX_NAME)
     if not files:
         raise _no_weights(folder)
     _refuse_missing(folder, _numbered_siblings(files))
@@ -87,17 +95,19 @@ def _numbered_siblings(files: list[Path]) -> list[str]:
 def _refuse_missing(folder: Path, names: Iterable[str]) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise InputRefused(f"missing {', '.join(missing)}", where=folder, hint="download the missing files")
+        raise InputRefused(
+            f"missing {listed(missing, shown=_SHOWN_FILES)}", where=folder, hint="download the missing files"
+        )
 
 
 def _indexed_tensors(folder: Path, index: Path) -> dict[str, StoredTensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputRefused("weight_map is missing or empty", where=index)
-    files = sorted({str(file) for file in weight_map.values()})
-    for file in files:
-        if Path(file).name != file:
+    for file in weight_map.values():
+        if not isinstance(file, str) or Path(file).name != file:
             raise InputRefused(f"weight_map names {file!r}, which is not a file of this folder", where=index)
+    files = sorted(set(weight_map.values()))
     _refuse_missing(folder, files)
     headers = {file: read_header(folder / file).tensors for file in files}
     absent = [name for name, file in weight_map.items() if name not in headers[file]]

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from trtbuild.checkpoint.lfs import refuse_pointer
 from trtbuild.checkpoint.spec import Array, Tensor
 from trtbuild.errors import InputRefused
 
@@ -41,7 +42,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _MAX_DIMENSIONS = 8
-_LFS_PREFIX = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,7 @@ def read_header(path: Path) -> SafetensorsFile:
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(64)
-        if head.startswith(_LFS_PREFIX):
-            raise InputRefused(
-                "this is a Git-LFS pointer, not the weights",
-                where=path,
-                hint="run `git lfs pull` in that folder, or download the file again",
-            )
+        refuse_pointer(head, path)
         length = int.from_bytes(head[:8], "little")
         if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
             raise _broken(path, "not a safetensors file, or its header is cut off")
