@@ -220,7 +220,7 @@ class _Run:
             if self._tick(now):
                 self._close_window(now, "interrupted")
                 self.partial = self.over = True
-            elif self._is_lost(now):
+            elif self._is_lost():
                 self._close_window(now, GROWING)
                 self.over = True
         if self.phase == "warmup":
@@ -232,12 +232,12 @@ class _Run:
         if self.phase == "after":
             self.over = self.over or self.measured_open == 0 or now - self.end_s >= self.window.grace_seconds
 
-    def _is_lost(self, now: float) -> bool:
+    def _is_lost(self) -> bool:
         """Look at the queue whenever the run has a tenth more requests, so that looking stays cheap in a long run."""
         if not self.window.stop_when_growing or self.phase != "measured" or len(self.records) < self.next_look:
             return False
         self.next_look = len(self.records) * 1.1
-        return queue_only_grows(self.records, self.start_s, now)
+        return queue_only_grows(self.records, self.start_s)
 
     def _in_window(self, time_s: float) -> bool:
         """The window is open at its start and closed at its end; several events can share either time."""

@@ -22,6 +22,7 @@ from trtbuild.bench.loadgen import LoadStatus, Prompt, Window
 from trtbuild.bench.loads import Load, load_to_json
 from trtbuild.bench.memory import ProcessMemory
 from trtbuild.bench.records import LoadRun, RequestRecord
+from trtbuild.machine import memory
 
 OnTick = Callable[[LoadStatus], None]
 
@@ -59,6 +60,9 @@ class EngineProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         self._finished: list[RequestRecord] = []
+        self._answer: dict[str, Any] = {}
+        self.busy = False
+        """Whether a command is under way; True outside of one means it was abandoned, and the process is useless."""
         self._prompts: set[str] = set()
 
     def open_driver(self, admission: Admission | None) -> EngineMemory:
@@ -98,26 +102,27 @@ class EngineProcess:
 
     def _call(self, command: str, on_tick: OnTick | None = None, **arguments: Any) -> Any:
         self._finished = []
+        self.busy, stopping = True, False
         self._send({"command": command, **arguments})
-        stopping = False
-        while True:
+        while self.busy:
             try:
-                message = self._receive()
+                self._answer = self._receive()
+                self.busy = "tick" in self._answer
+                if self.busy:
+                    self._tick(self._answer["tick"], on_tick)
             except KeyboardInterrupt:
                 if stopping or command != "load":
                     raise
                 stopping = True
                 self._send({"command": "stop"})
-                continue
-            if "tick" in message:
-                tick = message["tick"]
-                self._finished += [RequestRecord(**record) for record in tick["finished"]]
-                if on_tick is not None:
-                    on_tick(LoadStatus(**tick["status"]))
-            elif "error" in message:
-                raise _rebuild(message["error"], self.source)
-            else:
-                return message["result"]
+        if "error" in self._answer:
+            raise _rebuild(self._answer["error"], self.source)
+        return self._answer["result"]
+
+    def _tick(self, tick: dict[str, Any], on_tick: OnTick | None) -> None:
+        self._finished += [RequestRecord(**record) for record in tick["finished"]]
+        if on_tick is not None:
+            on_tick(LoadStatus(**tick["status"]))
 
     def _send(self, value: Any) -> None:
         assert self._process.stdin is not None
@@ -145,7 +150,9 @@ class EngineProcess:
         return EngineDied(f"the engine's process ended ({how}{last})", self._finished, hint)
 
     def close(self) -> None:
-        """End the process; one that does not end by itself is killed."""
+        """End the process; one that is busy, or does not end by itself, is killed."""
+        if self.busy:
+            self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -192,15 +199,11 @@ class Fleet:
 
     def fits(self, sources: Sequence[EngineSource]) -> bool:
         """Whether the workers of all these engines fit into the memory that is free now."""
-        import psutil
-
         needed = sum(source.size_bytes + _WORKER_BASE_BYTES for source in sources)
-        return bool(needed < psutil.virtual_memory().available)
+        return needed < memory()[1]
 
     def _make_room(self, needed_bytes: int) -> None:
-        import psutil
-
-        while self._open and psutil.virtual_memory().available < needed_bytes:
+        while self._open and memory()[1] < needed_bytes:
             self.drop(next(iter(self._open)))
 
     def note_memory(self, source: EngineSource) -> int:
@@ -214,8 +217,9 @@ class Fleet:
         process = self._open.pop(name, None)
         if process is None:
             return
-        with contextlib.suppress(errors.TrtbuildError, OSError):
-            self.peaks[name] = max(process.memory().peak_bytes, self.peaks.get(name, 0))
+        if not process.busy:
+            with contextlib.suppress(errors.TrtbuildError, OSError):
+                self.peaks[name] = max(process.memory().peak_bytes, self.peaks.get(name, 0))
         process.close()
 
     def close(self) -> None:

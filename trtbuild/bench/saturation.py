@@ -25,19 +25,18 @@ def _rises(values: np.ndarray) -> bool:
     return bool(slope_is_positive(means, _CONFIDENCE) and 2 * (last - first) > _MIN_RISE * means.mean())
 
 
-def queue_only_grows(records: Sequence[RequestRecord], start_s: float, now: float) -> bool:
+def queue_only_grows(records: Sequence[RequestRecord], start_s: float) -> bool:
     """Whether, since `start_s`, requests in flight *and* time to first token have kept rising.
 
-    The time of a request that still waits for its first token counts as it is now: it can only become longer.
+    The wait of a request that has no token yet is unknown (and would grow smaller with its arrival), so the times to
+    first token are of those served so far.
     """
     recent = [record for record in records if record.scheduled_s >= start_s]
-    if len(recent) < _MIN_REQUESTS:
+    waits = np.array([r.first_token_s - r.scheduled_s for r in recent if r.first_token_s is not None])
+    if len(recent) < _MIN_REQUESTS or len(waits) < 2 * _BATCHES:
         return False
-    waits = np.array([(now if r.first_token_s is None else r.first_token_s) - r.scheduled_s for r in recent])
     scheduled = np.array([r.scheduled_s for r in recent])
     ended = np.sort([r.finished_s for r in records if r.finished_s is not None])
     arrived = np.arange(len(records) - len(recent) + 1, len(records) + 1)
     in_flight = arrived - np.searchsorted(ended, scheduled, side="right")
-    # The last arrivals have had no time to wait; their short waits would hide a trend.
-    settled = max(_BATCHES, int(len(waits) * 0.8))
-    return _rises(in_flight.astype(np.float64)) and _rises(waits[:settled])
+    return _rises(in_flight.astype(np.float64)) and _rises(waits)

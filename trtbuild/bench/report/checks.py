@@ -1,0 +1,68 @@
+"""Whether the measurement itself can be trusted, and which differences are none: sentences for every report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trtbuild.bench.verdict import distinguishable
+
+LITTLE_TOLERANCE_PCT = 10.0
+CLIENT_TOLERANCE_PCT = 5.0
+
+
+def measurement_checks(document: Mapping[str, Any]) -> list[str]:
+    """Little's law, client overhead, warm-up and windows cut short, over every run of every load."""
+    repeats = [(r["name"], load, run) for r in document["results"] for load in r["loads"] for run in load["repeats"]]
+    if not repeats:
+        return ["nothing was measured"]
+    return [_little(repeats), _client(repeats), _warmup(repeats), *_cut(repeats)]
+
+
+def _largest(repeats: list[tuple[str, Any, Any]], key: str) -> tuple[float, str] | None:
+    found = [(abs(run[key]), f"{name}, {load['load']}") for name, load, run in repeats if run[key] is not None]
+    return max(found, default=None)
+
+
+def _little(repeats: list[tuple[str, Any, Any]]) -> str:
+    worst = _largest(repeats, "little_discrepancy_pct")
+    if worst is None:
+        return "Little's law could not be checked"
+    verdict = "holds" if worst[0] <= LITTLE_TOLERANCE_PCT else "DOES NOT HOLD: the window was too short or not steady"
+    return f"Little's law N = X·R {verdict}; largest discrepancy {worst[0]:.1f} % ({worst[1]})"
+
+
+def _client(repeats: list[tuple[str, Any, Any]]) -> str:
+    worst = _largest(repeats, "client_overhead_pct")
+    if worst is None:
+        return "client overhead could not be measured"
+    verdict = "is no bottleneck" if worst[0] <= CLIENT_TOLERANCE_PCT else "WAS A BOTTLENECK"
+    return f"the client {verdict}; the engine waited for it {worst[0]:.2f} % of the time at most ({worst[1]})"
+
+
+def _warmup(repeats: list[tuple[str, Any, Any]]) -> str:
+    asked = [run["warmup"] for _, _, run in repeats if run["warmup"]["stable"] is not None]
+    if not asked:
+        return "no warm-up was asked for"
+    stable = sum(w["stable"] for w in asked)
+    discarded = sum(w["requests"] for w in asked)
+    return f"warm-up: {discarded} requests discarded, {stable} of {len(asked)} runs warm within 5 % before measuring"
+
+
+def _cut(repeats: list[tuple[str, Any, Any]]) -> Iterator[str]:
+    for name, load, run in repeats:
+        if run["stop_reason"] not in ("enough requests and time", "all requests answered"):
+            yield f"{name}, {load['load']}: ended by {run['stop_reason']}"
+
+
+def not_distinguishable(document: Mapping[str, Any]) -> list[str]:
+    """Pairs of engines whose throughput intervals overlap."""
+    results = document["results"]
+    pairs = [(a, b) for i, a in enumerate(results) for b in results[i + 1 :]]
+    return [
+        f"{a['name']} and {b['name']}: throughput not distinguishable"
+        for a, b in pairs
+        if a["throughput_tok_s"] is not None
+        and b["throughput_tok_s"] is not None
+        and not distinguishable(a, b, "throughput_tok_s")
+    ]
