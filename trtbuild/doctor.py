@@ -139,7 +139,7 @@ def _target_report(name: str) -> TargetReport:
 
 
 def _checks(machine: Machine, folder: Path, installed: str | None, programs: Mapping[str, str]) -> list[Check]:
-    checks = [_int8(machine), _writable(folder), _release(installed), _gpu(machine), _container(programs)]
+    checks = [_int8(machine), _writable(folder), _release(installed), _gpu(machine), _container(programs, machine)]
     if installed is not None:
         checks += [_environment(installed), _tools(programs), _mpi(programs)]
     return checks
@@ -180,9 +180,11 @@ def _gpu(machine: Machine) -> Check:
     return Check("NVIDIA GPU", True, f"{listed}, driver {machine.gpus[0].driver}")
 
 
-def _container(programs: Mapping[str, str]) -> Check:
+def _container(programs: Mapping[str, str], machine: Machine) -> Check:
     if PROGRAM not in programs:
         return Check("container", None, "docker is not installed", f"with it, --container can build in {CONTAINER}")
+    if not machine.gpus:
+        return Check("container", None, "docker is there, but a container needs a GPU as much as this machine does")
     return Check("container", True, f"docker is there: --container can build in {CONTAINER}")
 
 
