@@ -239,13 +239,13 @@ def _row(
 def quantize_peak_bytes(spec: DecoderSpec, precision: Precision, calibration_tokens: int) -> int:
     """Host memory while quantizing: tensors are streamed, so only calibration grows with the data.
 
-    Calibration holds the hidden states of all tokens before and after a layer in FP32, and one layer in FP32.
+    The largest tensor is held in FP32 once, or one layer twice. Calibration holds the hidden states of all tokens
+    before and after a layer in FP32 as well.
     """
     layer = sum(4 * math.prod(spec.linear_shape(module)) for module in LINEAR_MODULES)
-    if not precision.needs_calibration:
-        return _QUANTIZE_BASE_BYTES + 2 * max(layer, 4 * spec.vocab_size * spec.hidden_size)
-    states = 2 * 4 * calibration_tokens * spec.hidden_size
-    return _QUANTIZE_BASE_BYTES + states + 2 * layer
+    streamed = max(4 * spec.vocab_size * spec.hidden_size, 2 * layer)
+    states = 2 * 4 * calibration_tokens * spec.hidden_size if precision.needs_calibration else 0
+    return _QUANTIZE_BASE_BYTES + streamed + states
 
 
 def _device(target: Target, card: Card | None, machine: Machine) -> Device:

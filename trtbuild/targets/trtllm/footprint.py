@@ -75,10 +75,14 @@ def _engine_storage(quantization: Quantization, dtype_bytes: int) -> Storage:
 
 
 def _checkpoint_storage(quantization: Quantization, dtype_bytes: int) -> Storage:
-    """As the engine's, but weight-only algorithms are stored in floating point and quantized by the loader."""
+    """As the engine's, but weight-only algorithms are stored in floating point and quantized by the loader.
+
+    The scales of groups are FP32 in the file and the model's dtype in the engine.
+    """
     if quantization.quant_algo in ("W8A16", "W4A16"):
         return Storage(dtype_bytes)
-    return _engine_storage(quantization, dtype_bytes)
+    engine = _engine_storage(quantization, dtype_bytes)
+    return dataclasses.replace(engine, scale_bytes=4) if engine.scale_bytes == dtype_bytes else engine
 
 
 def rank_spec(spec: DecoderSpec, ranks: Ranks) -> DecoderSpec:
