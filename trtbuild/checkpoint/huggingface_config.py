@@ -53,6 +53,7 @@ def config_of(spec: DecoderSpec) -> dict[str, Any]:
         "max_position_embeddings": spec.max_position_embeddings,
         "rms_norm_eps": spec.norm_epsilon,
         "tie_word_embeddings": spec.tie_word_embeddings,
+        "pad_token_id": None,  # left out, some families take one that a small vocabulary does not have
         **_bias_flags(spec),
         **_windows(spec),
         **_rope(spec),

@@ -1,0 +1,79 @@
+"""What quantizing through modelopt refuses and prepares without modelopt (the runs themselves: tests/oracle)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import write_huggingface
+from hub_builders import cast
+
+from trtbuild.checkpoint.opening import open_model
+from trtbuild.errors import InputRefused, MachineLacks
+from trtbuild.quantize.modelopt import RECIPES, quant_config, quantize_with_modelopt
+from trtbuild.quantize.precisions import PRECISIONS
+
+SAMPLES = [np.arange(8, dtype=np.int32)]
+MODELOPT_NAMES = sorted(name for name, precision in PRECISIONS.items() if precision.through_modelopt)
+
+
+def test_every_precision_through_modelopt_has_a_recipe() -> None:
+    assert sorted(RECIPES) == MODELOPT_NAMES
+
+
+@pytest.mark.parametrize("name", ["int4-awq", "w4a8-awq"])
+def test_groups_that_do_not_divide_are_refused_by_layer_name_before_anything_else(name: str, tmp_path: Path) -> None:
+    decoder = open_model(str(write_huggingface(tmp_path / "hf", hidden_size=128, intermediate_size=192)))
+    with pytest.raises(InputRefused, match=r"layers\.0\.mlp\.proj: 192 inputs are not a multiple of 128"):
+        quantize_with_modelopt(decoder, PRECISIONS[name], SAMPLES, tmp_path)
+
+
+def test_groups_are_counted_on_each_rank(tmp_path: Path) -> None:
+    decoder = open_model(str(write_huggingface(tmp_path / "hf", hidden_size=128, intermediate_size=256)))
+    with pytest.raises(InputRefused, match=r"attention\.dense: 64 inputs on each of 2 ranks"):
+        quantize_with_modelopt(decoder, PRECISIONS["int4-awq"], SAMPLES, tmp_path, tp=2)
+
+
+def test_phi3_has_no_export(tmp_path: Path) -> None:
+    decoder = open_model(str(write_huggingface(tmp_path / "hf", "phi3")))
+    with pytest.raises(InputRefused, match="no TensorRT-LLM export for phi3") as caught:
+        quantize_with_modelopt(decoder, PRECISIONS["fp8"], SAMPLES, tmp_path)
+    assert "unified-hf" in str(caught.value.hint)
+
+
+def test_a_missing_package_is_exit_code_4_with_the_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package == "torch":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    decoder = cast(open_model(str(write_huggingface(tmp_path / "hf"))), np.float16)
+    with pytest.raises(MachineLacks, match="torch is not installed") as caught:
+        quantize_with_modelopt(decoder, PRECISIONS["fp8"], SAMPLES, tmp_path)
+    assert caught.value.exit_code == 4
+    assert caught.value.hint == 'pip install "trtbuild[modelopt]"'
+
+
+DICT_FORM = {"quant_cfg": {"*weight_quantizer": {"num_bits": 8, "axis": 0}, "default": {"enable": False}}}
+LIST_FORM = {"quant_cfg": [{"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": 8, "axis": 0}}]}
+
+
+@pytest.mark.parametrize(("kv_cache", "bits"), [("int8", 8), ("fp8", (4, 3))])
+def test_both_forms_of_the_config(kv_cache: str, bits: Any) -> None:
+    for form in (DICT_FORM, LIST_FORM):
+        module = SimpleNamespace(INT8_SMOOTHQUANT_CFG={**form, "algorithm": "smoothquant"})
+        config = quant_config(RECIPES["int8-sq"], kv_cache, module)
+        assert config["algorithm"] == {"method": "smoothquant", "alpha": 0.5}
+        if isinstance(form["quant_cfg"], dict):
+            added = config["quant_cfg"]["*[kv]_bmm_quantizer"]
+            assert added == {"num_bits": bits, "axis": None, "enable": True}
+            assert "*[kv]_bmm_quantizer" not in form["quant_cfg"]
+        else:
+            name = "*[kv]_bmm_quantizer"
+            added = {"quantizer_name": name, "cfg": {"num_bits": bits, "axis": None}, "enable": True}
+            assert config["quant_cfg"] == [*form["quant_cfg"], added]

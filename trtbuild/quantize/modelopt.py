@@ -1,0 +1,311 @@
+"""Precisions that nvidia-modelopt quantizes: run it on our decoder, repair what its export loses, validate, write.
+
+modelopt works on a transformers model, so the decoder (from a folder, a GGUF file, with LoRA merged in …) is written
+out as one first. Its export for TensorRT-LLM is read back, repaired and cut into ranks by our own writer.
+Repaired are: rotary fields and head sizes (modelopt ≥ 0.44 with transformers 5 drops them), absent prequant factors,
+the vocabulary that AWQ pads. Works with both forms of quant_cfg: a dict (0.37) and a list of entries (≥ 0.44).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib.metadata
+import io
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtbuild.checkpoint.spec import (
+    EMBEDDING,
+    HEAD,
+    LINEAR_MODULES,
+    Array,
+    Decoder,
+    DecoderSpec,
+    Tensor,
+    module_path,
+)
+from trtbuild.checkpoint.trtllm import read_checkpoint, validate_checkpoint, write_checkpoint
+from trtbuild.errors import InputRefused, MachineLacks
+from trtbuild.profile import EngineLimits
+from trtbuild.progress import Progress, silent
+from trtbuild.quantize import llm_api
+from trtbuild.quantize.cast import refuse_quantized
+from trtbuild.quantize.precisions import Precision
+from trtbuild.quantize.unified_hf import write_unified_hf
+
+PACKAGES = ("nvidia-modelopt", "torch", "transformers")
+_INSTALL = 'pip install "trtbuild[modelopt]"'
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How modelopt makes a precision: the name of its config and, where its default is poor, the algorithm.
+
+    `max_samples` caps calibration where the search costs far more than it learns. `cpu_since` is the first modelopt
+    release that exports it without a GPU.
+    """
+
+    config: str
+    algorithm: Mapping[str, Any] | None = None
+    max_samples: int | None = None
+    cpu_since: tuple[int, int] = (0, 37)
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "fp8": Recipe("FP8_DEFAULT_CFG"),
+    "int4-awq": Recipe("INT4_AWQ_CFG", max_samples=32),
+    "w4a8-awq": Recipe("W4A8_AWQ_BETA_CFG", max_samples=32),
+    "nvfp4": Recipe("NVFP4_DEFAULT_CFG", cpu_since=(0, 44)),
+    # alpha 1.0, the default, moves all activation ranges into the weights and leaves calibration nothing to find
+    "int8-sq": Recipe("INT8_SMOOTHQUANT_CFG", {"method": "smoothquant", "alpha": 0.5}),
+}
+"""Precision → recipe."""
+
+_KV_BITS: Mapping[str, Any] = {"int8": 8, "fp8": (4, 3)}
+_DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
+"""Family → `decoder_type` of modelopt's TensorRT-LLM exporter, which has none for phi3."""
+
+
+def check_groups(spec: DecoderSpec, precision: Precision, *, tp: int = 1) -> None:
+    """Raise InputRefused for the first linear whose inputs a group-wise precision cannot divide; loads nothing."""
+    if precision.group_size is None:
+        return
+    for module in LINEAR_MODULES:
+        columns = spec.linear_shape(module)[1]
+        local = columns // tp if module in ("attention.dense", "mlp.proj") else columns
+        if local % precision.group_size:
+            on_rank = f" on each of {tp} ranks" if local != columns else ""
+            raise InputRefused(
+                f"{local} inputs{on_rank} are not a multiple of {precision.group_size}, which {precision.name} needs",
+                where=module_path(0, module),
+                hint="choose another precision: int8, int8-wo and fp8 take any size",
+            )
+
+
+def check_machine(precision: Precision) -> None:
+    """Raise MachineLacks when a package is missing, or too old for this precision without a GPU; imports nothing."""
+    missing = []
+    for package in PACKAGES:
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        raise MachineLacks(
+            f"-p {precision.name} is quantized by nvidia-modelopt, and {', '.join(missing)} is not installed",
+            hint=_INSTALL,
+        )
+
+
+def _modelopt_version() -> tuple[int, int]:
+    major, minor = importlib.metadata.version("nvidia-modelopt").split(".")[:2]
+    return int(major), int(minor)
+
+
+def _check_device(recipe: Recipe, precision: Precision, device: str) -> None:
+    if device == "cpu" and _modelopt_version() < recipe.cpu_since:
+        needed = ".".join(map(str, recipe.cpu_since))
+        raise MachineLacks(
+            f"-p {precision.name} needs a GPU with nvidia-modelopt {importlib.metadata.version('nvidia-modelopt')}",
+            hint=f'pip install "nvidia-modelopt>={needed}" does it on a CPU',
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what modelopt and transformers print, log and warn about out of our output."""
+    import transformers
+
+    logging = transformers.utils.logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+def quant_config(recipe: Recipe, kv_cache: str | None, configs: Any) -> dict[str, Any]:
+    """modelopt's config for a recipe, in the form its release takes; `configs` is `modelopt.torch.quantization`.
+
+    The KV cache is asked for through the `[kv]_bmm_quantizer`s: through `output_quantizer` the exporter loses it.
+    """
+    config: dict[str, Any] = copy.deepcopy(getattr(configs, recipe.config))
+    if recipe.algorithm is not None:
+        config["algorithm"] = dict(recipe.algorithm)
+    if kv_cache is not None:
+        quantizer = {"num_bits": _KV_BITS[kv_cache], "axis": None}
+        if isinstance(config["quant_cfg"], dict):
+            config["quant_cfg"]["*[kv]_bmm_quantizer"] = {**quantizer, "enable": True}
+        else:
+            entry = {"quantizer_name": "*[kv]_bmm_quantizer", "cfg": quantizer, "enable": True}
+            config["quant_cfg"] = [*config["quant_cfg"], entry]
+    return config
+
+
+def _calibration(samples: Sequence[Array], device: str, progress: Progress) -> Callable[[Any], None]:
+    import torch
+
+    def loop(model: Any) -> None:
+        with progress.task("calibrating with modelopt", total=len(samples)) as advance, torch.no_grad():
+            for ids in samples:
+                model(torch.from_numpy(np.asarray(ids, np.int64))[None].to(device))
+                advance(1)
+
+    return loop
+
+
+def _quantized_model(
+    folder: Path,
+    recipe: Recipe,
+    precision: Precision,
+    samples: Sequence[Array],
+    kv_cache: str | None,
+    progress: Progress,
+) -> Any:
+    import modelopt.torch.quantization as mtq
+    import torch
+    import transformers
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    _check_device(recipe, precision, device)
+    # half precision has no fast matmul on most CPUs, and calibration in it would round what it measures
+    dtype = torch.float32 if device == "cpu" else getattr(torch, precision.dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    config = quant_config(recipe, kv_cache, mtq)
+    return mtq.quantize(model, config, _calibration(samples[: recipe.max_samples], device, progress))
+
+
+def _export_hub(model: Any, spec: DecoderSpec, precision: Precision, folder: Path) -> None:
+    import torch
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+
+    with torch.inference_mode():
+        export_tensorrt_llm_checkpoint(
+            model,
+            _DECODER_TYPES[spec.family],
+            dtype=getattr(torch, precision.dtype),
+            export_dir=folder,
+            inference_tensor_parallel=1,
+            inference_pipeline_parallel=1,
+        )
+
+
+def repaired(exported: Decoder, source: Decoder, dtype: str) -> Decoder:
+    """What modelopt exported, with what it lost put back from the decoder it was made of.
+
+    Spec (rope, windows, stop tokens, vocabulary without AWQ's padding) and assets come from `source`; linears under
+    W8A8_SQ_PER_CHANNEL without smoothing get prequant factors of one, which TensorRT-LLM demands.
+    """
+    tensors = dict(exported.tensors)
+    for name in (EMBEDDING, HEAD):
+        tensors[name] = _first_rows(tensors[name], source.spec.vocab_size)
+    if exported.quantization.quant_algo == "W8A8_SQ_PER_CHANNEL":
+        ones = np.dtype(tensors[EMBEDDING].dtype)
+        for layer in range(source.spec.num_layers):
+            for module in LINEAR_MODULES:
+                path = module_path(layer, module)
+                if exported.quantization.quantizes(path):
+                    tensors.setdefault(
+                        f"{path}.prequant_scaling_factor", _ones(source.spec.linear_shape(module)[1], ones)
+                    )
+    spec = dataclasses.replace(source.spec, dtype=dtype)
+    return dataclasses.replace(exported, spec=spec, tensors=tensors, assets=source.assets, notes=source.notes)
+
+
+def _first_rows(tensor: Tensor, rows: int) -> Tensor:
+    if tensor.shape[0] == rows:
+        return tensor
+    return dataclasses.replace(tensor, shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[:rows])
+
+
+def _ones(length: int, dtype: np.dtype[Any]) -> Tensor:
+    return Tensor(dtype, (length,), "prequant factors of one", lambda: np.ones(length, dtype))
+
+
+def _require_valid(folder: Path, quantization_asked: str | None, kv_cache: str | None) -> None:
+    block = read_checkpoint(folder).quantization
+    if block.quant_algo != quantization_asked:
+        raise InputRefused(f"modelopt exported {block.quant_algo}, {quantization_asked} was asked for", where=folder)
+    if kv_cache is not None and block.kv_cache_quant_algo != kv_cache.upper():
+        raise InputRefused("modelopt lost the KV cache quantization in its export", where=folder)
+    fatal = [finding for finding in validate_checkpoint(folder) if finding.fatal]
+    if fatal:
+        raise InputRefused(
+            f"modelopt's export breaks rule {fatal[0].rule}: {fatal[0].text}", where=folder, hint=fatal[0].hint
+        )
+
+
+def quantize_with_modelopt(
+    decoder: Decoder,
+    precision: Precision,
+    samples: Sequence[Array],
+    out: Path,
+    *,
+    unified_hf: bool = False,
+    kv_cache: str | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    limits: EngineLimits | None = None,
+    progress: Progress = silent,
+) -> Decoder:
+    """Quantize a decoder by modelopt into the existing folder `out`: a TensorRT-LLM checkpoint, or a unified one.
+
+    `samples` are token ids (int32, one row each), `kv_cache` is None, "int8" or "fp8". Returns the decoder as written.
+    Raises InputRefused for a decoder this precision cannot hold and for an export that breaks a rule, MachineLacks
+    (before anything is loaded) when modelopt, torch or transformers is missing.
+    """
+    recipe = RECIPES[precision.name]
+    refuse_quantized(decoder)
+    check_groups(decoder.spec, precision, tp=tp)
+    if not unified_hf and decoder.spec.family not in _DECODER_TYPES:
+        raise InputRefused(
+            f"modelopt has no TensorRT-LLM export for {decoder.spec.family}",
+            where=decoder.location,
+            hint="take -p int8 or int8-wo, which need no modelopt, or --format unified-hf",
+        )
+    check_machine(precision)
+    with tempfile.TemporaryDirectory(prefix=".trtbuild-modelopt-", dir=out.parent) as temporary, _quiet():
+        plain, exported = Path(temporary, "model"), Path(temporary, "exported")
+        plain.mkdir()
+        write_unified_hf(decoder, plain, progress=progress)
+        model = _quantized_model(plain, recipe, precision, samples, kv_cache, progress)
+        if unified_hf:
+            _export_unified(model, precision, out)
+            _finish_unified(decoder, out, limits, kv_cache, tp, pp)
+            return decoder
+        _export_hub(model, decoder.spec, precision, exported)
+        del model
+        result = repaired(read_checkpoint(exported, model_folder=plain), decoder, precision.dtype)
+        write_checkpoint(result, out, tp=tp, pp=pp, progress=progress)
+        _require_valid(out, precision.quant_algo, kv_cache)
+    return read_checkpoint(out)
+
+
+def _export_unified(model: Any, precision: Precision, out: Path) -> None:
+    import torch
+    from modelopt.torch.export import export_hf_checkpoint
+
+    with torch.inference_mode():
+        export_hf_checkpoint(model, dtype=getattr(torch, precision.dtype), export_dir=out)
+
+
+def _finish_unified(
+    decoder: Decoder, out: Path, limits: EngineLimits | None, kv_cache: str | None, tp: int, pp: int
+) -> None:
+    for name, content in decoder.assets.items():
+        (out / name).write_bytes(content)
+    options = llm_api.llm_api_options(limits or EngineLimits(), kv_cache, tp=tp, pp=pp)
+    (out / llm_api.FILE_NAME).write_text(llm_api.llm_api_yaml(options), encoding="utf-8")
