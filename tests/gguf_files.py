@@ -56,6 +56,7 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, np.ndarray] | None = None,
     split_max_tensors: int = 0,
+    head_dim: int = 64,
     **changes: Any,
 ) -> dict[str, np.ndarray]:
     """Write a model and return its weights as Hugging Face would have them (before quantizing to `kind`).
@@ -63,7 +64,7 @@ def write_gguf(
     Matrices are stored as `kind`, everything else as F32. `metadata` adds or overrides keys (without a value of
     None, which removes one); `extra` adds tensors.
     """
-    config = family_config(family, hidden_size=256, intermediate_size=256, head_dim=64, **changes)
+    config = family_config(family, hidden_size=256, intermediate_size=256, head_dim=head_dim, **changes)
     tensors = random_tensors(config)
     keys: dict[str, Any] = {
         f"{family}.block_count": config["num_hidden_layers"],
@@ -72,8 +73,8 @@ def write_gguf(
         f"{family}.feed_forward_length": config["intermediate_size"],
         f"{family}.attention.head_count": config["num_attention_heads"],
         f"{family}.attention.head_count_kv": config["num_key_value_heads"],
-        f"{family}.attention.key_length": 64,
-        f"{family}.attention.value_length": 64,
+        f"{family}.attention.key_length": head_dim,
+        f"{family}.attention.value_length": head_dim,
         f"{family}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         f"{family}.rope.freq_base": config["rope_theta"],
         **(metadata or {}),
