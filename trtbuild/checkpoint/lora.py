@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def _merged(base: Tensor, updates: list[_Update]) -> Tensor:
     return dataclasses.replace(base, source=f"{base.source} with LoRA", read=read)
 
 
-def _fingerprint(decoder: Decoder, adapters: Sequence[_Adapter]) -> Any:
+def _fingerprint(decoder: Decoder, adapters: Sequence[_Adapter]) -> Callable[[], str]:
     @functools.cache
     def fingerprint() -> str:
         contents = [
