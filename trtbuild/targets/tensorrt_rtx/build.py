@@ -21,12 +21,11 @@ from trtbuild.targets.base import BuildOptions, Limits, engine_settings, refuse_
 from trtbuild.targets.tensorrt_rtx import diagnosis, timing_cache
 from trtbuild.targets.tensorrt_rtx.api import Api, load_api
 from trtbuild.targets.tensorrt_rtx.geometry import Geometry, geometry, profiles
+from trtbuild.targets.tensorrt_rtx.loading import PLAN_NAME
 from trtbuild.targets.tensorrt_rtx.machine import first_gpu, require_installed
 from trtbuild.targets.tensorrt_rtx.monitor import PhaseTree, progress_monitor
 from trtbuild.targets.tensorrt_rtx.peak import peak_memory
 from trtbuild.targets.tensorrt_rtx.preflight import preflight
-
-PLAN_NAME = "model.engine"
 
 
 def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, progress: Progress) -> Path:

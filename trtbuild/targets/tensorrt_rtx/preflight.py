@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trtbuild.checkpoint.linear import READERS
 from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
+from trtbuild.errors import MachineLacks
 from trtbuild.graph.decoder import ACTIVATIONS
 from trtbuild.targets.base import BuildOptions, Finding, Footprint, Limits, limit_findings
 from trtbuild.targets.sizes import DTYPE_BYTES, weight_bytes
@@ -93,7 +94,8 @@ def _sm_findings(spec: DecoderSpec, sms: tuple[int, ...]) -> list[Finding]:
     offered = flavour.sms or ((gpu.sm,) if gpu is not None else ())
     names = ", ".join(map(str, offered)) or "none without a GPU"
     if not sms and gpu is None:
-        return [Finding("sm", "no SM version is given and no GPU is here to take it from", f"--sm, any of {names}")]
+        text = "no SM version is given and no GPU is here to take it from"
+        return [Finding("sm", text, f"--sm, any of {names}", error=MachineLacks)]
     wanted = sms or ((gpu.sm,) if gpu is not None else ())
     findings = [
         Finding("sm", f"{flavour.module} builds nothing for SM{sm}", f"offered: {names}")
