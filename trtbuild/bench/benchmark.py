@@ -24,6 +24,8 @@ from trtbuild.bench.quality_session import (
 from trtbuild.bench.results import compared_intervals, engine_result, quality_result
 from trtbuild.bench.session import MAX_ERROR_PCT, Interrupted, SpeedSession
 from trtbuild.bench.settings import Overrides, Settings, resolve
+from trtbuild.bench.tool import ToolMeasured, measured_by_tool, quality_of_twin, tool_result
+from trtbuild.bench.tool import measure as measure_with_tools
 from trtbuild.bench.trace import Trace, read_trace, scale_trace
 from trtbuild.bench.verdict import Verdict, decide
 from trtbuild.bench.workload import (
@@ -111,15 +113,18 @@ def measure_sources(
     settings = resolve(profile, overrides, trace)
     prompts = _prompts(profile, overrides, settings, sources, tokenizer, limits, trace)
     progress.note(prompts.story)
-    task = _quality_task(profile, settings, tokenizer, limits, progress)
-    measured = [Measured(source) for source in sources]
+    measured = [Measured(source) for source in sources if not measured_by_tool(source)]
+    if base is not None and measured_by_tool(base):
+        base = None
+    task = _quality_task(profile, settings, tokenizer, limits, progress) if measured else None
     reference = next((m for m in measured if m.source is base), None)
     everyone = list(measured)
     if reference is None and base is not None and task is not None:
         reference = Measured(base, under_test=False)
         everyone.append(reference)
-    partial = _measure(everyone, reference, prompts, settings, task, cache, progress, watcher)
-    return _conclude(measured, reference, profile, settings, prompts, tokenizer, task, partial)
+    tools = measure_with_tools([s for s in sources if measured_by_tool(s)], prompts.prompts, settings, progress)
+    partial = bool(everyone) and _measure(everyone, reference, prompts, settings, task, cache, progress, watcher)
+    return _conclude(sources, measured, tools, reference, profile, settings, prompts, tokenizer, task, partial)
 
 
 def _measure(
@@ -222,7 +227,9 @@ def _quality_task(
 
 
 def _conclude(
+    sources: Sequence[EngineSource],
     measured: Sequence[Measured],
+    tools: Sequence[ToolMeasured],
     reference: Measured | None,
     profile: Profile,
     settings: Settings,
@@ -232,18 +239,22 @@ def _conclude(
     partial: bool,
 ) -> BenchResult:
     intervals = [compared_intervals(measured, index) for index in range(len(settings.loads))]
-    results = [engine_result(m, settings, intervals, quality_result(m, reference, tokenizer, task)) for m in measured]
+    quality = {m.source.name: quality_result(m, reference, tokenizer, task) for m in measured}
+    results = [engine_result(m, settings, intervals, quality[m.source.name]) for m in measured]
+    results += [tool_result(t, settings, quality_of_twin(t.source, measured, quality)) for t in tools]
+    results.sort(key=lambda result: [source.name for source in sources].index(result["name"]))
     verdict = decide(results, profile.name, profile.objective, settings.slo, settings.budget, settings.slo_load)
     for result in results:
         result["verdict"] = verdict.verdict_of(result["name"])
     requests, errors = (sum(result[key] for result in results) for key in ("requests", "errors"))
-    error_pct = errors / requests * 100 if requests else (100.0 if any(m.error for m in measured) else 0.0)
+    failed = [(result["name"], result["error"]) for result in results if result["error"]]
+    error_pct = errors / requests * 100 if requests else (100.0 if failed else 0.0)
     document = {
         "schema": SCHEMA,
         "trtbuild": __version__,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "partial": partial,
-        "first_line": first_line(errors, requests, partial, [m for m in measured if m.error]),
+        "first_line": first_line(errors, requests, partial, failed),
         "error_pct": error_pct,
         "verdict": verdict.to_json(),
         "machine": dataclasses.asdict(this_machine()),
@@ -260,9 +271,9 @@ def _conclude(
     return BenchResult(document, verdict, partial)
 
 
-def first_line(errors: int, requests: int, partial: bool, died: Sequence[Measured]) -> str:
-    """What a reader must know before any number."""
-    parts = [f"{m.source.name} was given up: {m.error}" for m in died]
+def first_line(errors: int, requests: int, partial: bool, failed: Sequence[tuple[str, str | None]]) -> str:
+    """What a reader must know before any number; `failed` are engines that were given up, and why."""
+    parts = [f"{name} was given up: {reason}" for name, reason in failed]
     if errors:
         parts.append(f"{errors} of {requests} requests failed ({errors / requests * 100:.2g} %)")
     if partial:

@@ -14,12 +14,13 @@ from typing import Any
 from trtbuild.bench.engines import EngineSource
 from trtbuild.bench.loadgen import Prompt
 from trtbuild.bench.loads import ClosedLoop, Load, load_to_json
+from trtbuild.bench.measurement import Measured
 from trtbuild.bench.settings import Settings
 from trtbuild.bench.slo import Slo
 from trtbuild.bench.statistics import PERCENTILES, percentile_name, samples_for_percentile, wilson
 from trtbuild.errors import TrtbuildError
 from trtbuild.progress import Progress
-from trtbuild.targets.base import Limits
+from trtbuild.targets.base import Limits, read_engine
 from trtbuild.targets.measured import Summary, ToolLoad, ToolMeasurement, ToolMemory
 from trtbuild.targets.registry import load_target
 from trtbuild.targets.serving import Request
@@ -72,6 +73,21 @@ def _requests(prompts: Sequence[Prompt], users: int, at_least: int) -> list[Requ
     count = max(at_least, min(len(prompts), users * _MOST_REQUESTS_PER_USER))
     chosen = (prompts[i % len(prompts)] for i in range(count))
     return [Request(i, list(p.token_ids), p.max_new_tokens, p.ignore_eos) for i, p in enumerate(chosen)]
+
+
+def quality_of_twin(
+    source: EngineSource, measured: Sequence[Measured], quality: Mapping[str, dict[str, Any] | None]
+) -> dict[str, Any] | None:
+    """The quality of an engine that was built from the same checkpoint and can be scored, or None.
+
+    A tool gives no logits; what the checkpoint lost by quantization is the same on every target.
+    """
+    checkpoint = read_engine(source.path).manifest.inputs.get("checkpoint")
+    for other in measured:
+        if checkpoint and read_engine(other.source.path).manifest.inputs.get("checkpoint") == checkpoint:
+            found = quality.get(other.source.name)
+            return None if found is None else {**found, "measured_on": other.source.name}
+    return None
 
 
 def tool_result(measured: ToolMeasured, settings: Settings, quality: dict[str, Any] | None) -> dict[str, Any]:

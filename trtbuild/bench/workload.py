@@ -25,9 +25,12 @@ class PromptSet:
 
 
 def engine_tokenizer(path: Path) -> Tokenizer | None:
-    """The tokenizer that lies in an engine folder, or None."""
-    assets = read_tokenizer_files(path)
-    return load_tokenizer(assets, where=str(path)) if "tokenizer.json" in assets else None
+    """The tokenizer that lies in an engine folder, or in a `tokenizer` folder within it, or None."""
+    for folder in (path, path / "tokenizer"):
+        assets = read_tokenizer_files(folder)
+        if "tokenizer.json" in assets:
+            return load_tokenizer(assets, where=str(folder))
+    return None
 
 
 def chat_prompts(

@@ -36,6 +36,10 @@ def build(
     kv_pool_tokens: Annotated[int | None, typer.Option(help="Size of the paged KV pool, in tokens.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="KV cache precision; each target has a default.")] = None,
     container: Annotated[str | None, typer.Option(help="Build inside this container image (trtllm).")] = None,
+    tool_arg: Annotated[
+        list[str] | None,
+        typer.Option("--tool-arg", help="Word for trtllm-build, as in --tool-arg=--gemm_plugin=fp8; may be repeated."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show everything, write nothing.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -71,7 +75,9 @@ def build(
     explicit = {name: value for name, value in given.items() if value is not None}
     base = Limits(**dataclasses.asdict(load_profile(profile).limits)) if profile else Limits()
     limits = fit_limits(base, decoder.spec, explicit)
-    options = BuildOptions(tokenizer=tokenizer, kv_cache=kv_cache, sms=_sms(sm), container=container)
+    options = BuildOptions(
+        tokenizer=tokenizer, kv_cache=kv_cache, sms=_sms(sm), container=container, extra=tuple(tool_arg or ())
+    )
     findings = chosen.preflight(decoder, limits, options)
     for finding in findings:
         if not finding.fatal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,11 @@ def _facts(pairs: Mapping[str, Any], title: str) -> RenderableType:
 def _inspect_engine(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from trtbuild.store.manifest import damaged_files
     from trtbuild.targets.base import read_engine
+    from trtbuild.targets.registry import load_target
 
     engine = read_engine(path)
     damaged = damaged_files(path, engine.manifest)
+    launch = load_target(engine.target).launch(path)
     pairs = {
         "target": engine.target,
         **{name: value for name, value in engine.settings.items() if name not in ("target", "limits")},
@@ -40,8 +43,10 @@ def _inspect_engine(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         "size": f"{sum(f.size_bytes for f in engine.manifest.files.values()) / 1e6:.1f} MB",
         "packages": ", ".join(f"{k} {v}" for k, v in engine.manifest.packages.items()),
         "damaged": ", ".join(damaged) or None,
+        "launch": "\n\n".join(f"{purpose}:\n{shlex.join(words)}" for purpose, words in launch) or None,
     }
-    return {"kind": "engine", **dataclasses.asdict(engine.manifest), "damaged": damaged}, pairs
+    document = {"kind": "engine", **dataclasses.asdict(engine.manifest), "damaged": damaged}
+    return {**document, "launch": [{"purpose": purpose, "command": words} for purpose, words in launch]}, pairs
 
 
 def _inspect_decoder(location: str, kind: str | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -134,6 +134,8 @@ class Target:
     measure: Callable[..., ToolMeasurement] | None = None
     """For engines that only a vendor's tool can drive: `measure(engine, requests, concurrencies, *, warmup, log,
     progress)` runs that tool; `open_driver` and `open_scorer` then raise MachineLacks."""
+    launch: Callable[[Path], list[tuple[str, list[str]]]] = lambda _: []
+    """How to start an engine outside trtbuild: (purpose, command line) pairs."""
     on_gpu: bool = True
     """Whether engines live in GPU memory; False for host memory."""
 

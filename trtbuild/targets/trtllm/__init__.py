@@ -69,6 +69,12 @@ def _open_scorer(engine: Path) -> Scorer:
     )
 
 
+def _launch(engine: Path) -> list[tuple[str, list[str]]]:
+    from trtbuild.targets.trtllm.launch import launch_lines
+
+    return [(line.purpose, list(line.words)) for line in launch_lines(engine)]
+
+
 def _measure(
     engine: Path,
     requests: Sequence[Request],
@@ -94,4 +100,5 @@ TARGET = Target(
     open_scorer=_open_scorer,
     commands=_commands,
     measure=_measure,
+    launch=_launch,
 )

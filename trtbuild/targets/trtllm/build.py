@@ -86,7 +86,6 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
             paged_context=paged_context,
             container=None if options.container is None else image_of(options.container),
             vocab_size=decoder.spec.vocab_size,
-            command=command,
         )
         write_manifest(
             folder,
