@@ -122,16 +122,30 @@ class _Run:
         return self.work / f"received-{layer:04d}.npy"
 
 
-def _prepare(
-    decoder: Decoder, samples: Sequence[Array], work: Path, tokenizer_fingerprint: str, threads: int | None
-) -> _Run:
+def _order(decoder: Decoder, samples: Sequence[Array]) -> tuple[list[Array], list[int], tuple[SampleEntry, ...]]:
+    """Samples as int32 in the order given, their canonical order, and their entries in that order."""
     if not samples:
         raise InputRefused("there are no samples to calibrate with")
     checked = [check_ids(decoder.spec, ids).astype(np.int32) for ids in samples]
     hashes = [sample_hash(ids) for ids in checked]
     order = sorted(range(len(checked)), key=lambda i: hashes[i])
-    entries = tuple(SampleEntry(hashes[i], len(checked[i])) for i in order)
-    info = RecordInfo(decoder.fingerprint(), tokenizer_fingerprint, decoder.spec.num_layers, entries)
+    return checked, order, tuple(SampleEntry(hashes[i], len(checked[i])) for i in order)
+
+
+def _info(decoder: Decoder, entries: tuple[SampleEntry, ...], tokenizer_fingerprint: str) -> RecordInfo:
+    return RecordInfo(decoder.fingerprint(), tokenizer_fingerprint, decoder.spec.num_layers, entries)
+
+
+def same_calibration(info: RecordInfo, decoder: Decoder, samples: Sequence[Array], tokenizer_fingerprint: str) -> bool:
+    """Whether calibrating `decoder` with `samples` would give the record that `info` describes."""
+    return info == _info(decoder, _order(decoder, samples)[2], tokenizer_fingerprint)
+
+
+def _prepare(
+    decoder: Decoder, samples: Sequence[Array], work: Path, tokenizer_fingerprint: str, threads: int | None
+) -> _Run:
+    checked, order, entries = _order(decoder, samples)
+    info = _info(decoder, entries, tokenizer_fingerprint)
     return _Run(decoder, tuple(checked[i] for i in order), tuple(order), info, work, threads or available_cores())
 
 

@@ -35,7 +35,7 @@ from trtbuild.store.manifest import damaged_files, read_manifest, write_manifest
 
 SCHEMA = 1
 KIND = "record"
-MEASURED_TOKENS = 2048
+MEASURED_TOKENS = 4096
 """Samples are kept to measure on, in the order of their hashes, until they hold this many tokens."""
 
 SMOOTHING_GROUPS: Mapping[str, tuple[str, ...]] = {

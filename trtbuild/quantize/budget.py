@@ -18,8 +18,8 @@ _MOST_SCORES = 6
 class Budget:
     """What INT8 may cost on the validation split; None does not limit."""
 
-    perplexity_change_pct: float | None = 0.5
-    kl: float | None = 0.01
+    perplexity_change_pct: float | None
+    kl: float | None
 
     def used(self, score: Score) -> float:
         """The larger share of the two limits that a score uses; at most 1 holds the budget."""
