@@ -20,9 +20,10 @@ from trtbuild.bench.slo import Slo
 from trtbuild.bench.statistics import PERCENTILES, percentile_name, samples_for_percentile, wilson
 from trtbuild.errors import TrtbuildError
 from trtbuild.progress import Progress
-from trtbuild.targets.base import Limits, read_engine
+from trtbuild.store.manifest import read_manifest
+from trtbuild.targets.base import Limits
 from trtbuild.targets.measured import Summary, ToolLoad, ToolMeasurement, ToolMemory
-from trtbuild.targets.registry import load_target
+from trtbuild.targets.registry import TARGETS, load_target
 from trtbuild.targets.serving import Request
 
 METRICS = ("ttft_ms", "tpot_ms", "latency_ms")
@@ -32,8 +33,8 @@ _PERCENTILE_SHARES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.
 
 
 def measured_by_tool(source: EngineSource) -> bool:
-    """Whether a target leaves its engines to a tool of their vendor."""
-    return load_target(source.target).measure is not None
+    """Whether a target leaves its engines to a tool of their vendor; sources of no target have drivers of their own."""
+    return source.target in TARGETS and load_target(source.target).measure is not None
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,17 @@ def quality_of_twin(
 
     A tool gives no logits; what the checkpoint lost by quantization is the same on every target.
     """
-    checkpoint = read_engine(source.path).manifest.inputs.get("checkpoint")
+    checkpoint = _checkpoint(source)
     for other in measured:
-        if checkpoint and read_engine(other.source.path).manifest.inputs.get("checkpoint") == checkpoint:
+        if checkpoint is not None and _checkpoint(other.source) == checkpoint:
             found = quality.get(other.source.name)
             return None if found is None else {**found, "measured_on": other.source.name}
     return None
+
+
+def _checkpoint(source: EngineSource) -> str | None:
+    manifest = read_manifest(source.path)
+    return None if manifest is None else manifest.inputs.get("checkpoint")
 
 
 def tool_result(measured: ToolMeasured, settings: Settings, quality: dict[str, Any] | None) -> dict[str, Any]:
