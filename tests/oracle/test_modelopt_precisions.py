@@ -15,7 +15,8 @@ from trtbuild.checkpoint.safetensors import read_header
 from trtbuild.checkpoint.spec import EMBEDDING, HEAD
 from trtbuild.checkpoint.trtllm import read_checkpoint, validate_checkpoint
 from trtbuild.errors import MachineLacks
-from trtbuild.quantize.modelopt import RECIPES, quantize_with_modelopt
+from trtbuild.quantize.forms import UNIFIED_HF, Serving
+from trtbuild.quantize.modelopt import RECIPES, modelopt_to, quantize_with_modelopt
 from trtbuild.quantize.precisions import PRECISIONS
 
 torch = pytest.importorskip("torch")
@@ -64,10 +65,11 @@ def test_same_tensors_as_by_hand(name: str, kv_cache: str | None, tmp_path: Path
     source = write_huggingface(tmp_path / "hf", "llama", **SIZES, num_hidden_layers=1)
     decoder = open_model(str(source))
     out = tmp_path / "ours"
-    out.mkdir()
     capfd.readouterr()
-    written = quantize_with_modelopt(decoder, PRECISIONS[name], samples(), out, kv_cache=kv_cache)
+    modelopt_to(decoder, out, name, samples(), kv_cache=kv_cache)
     assert capfd.readouterr().out == ""
+    written = read_checkpoint(out)
+    assert written.notes == ()
     theirs = read_header(by_hand(source, tmp_path / "theirs", name, kv_cache) / "rank0.safetensors").tensors
     ours = read_header(out / "rank0.safetensors").tensors
     assert set(ours) == set(theirs)
@@ -89,7 +91,7 @@ def test_other_families_over_ranks(family: str, name: str, tmp_path: Path) -> No
     decoder = open_model(str(write_huggingface(tmp_path / "hf", family, **SIZES, tie_word_embeddings=True)))
     out = tmp_path / "out"
     out.mkdir()
-    quantize_with_modelopt(decoder, PRECISIONS[name], samples(), out, tp=2, pp=2)
+    quantize_with_modelopt(decoder, PRECISIONS[name], samples(), out, serving=Serving(tp=2, pp=2))
     assert len(list(out.glob("rank*.safetensors"))) == 4
     again = read_checkpoint(out)
     assert again.spec.family == family
@@ -102,7 +104,7 @@ def test_unified_form_is_modelopts_own(name: str, tmp_path: Path) -> None:
     decoder = open_model(str(write_huggingface(tmp_path / "hf", "phi3", **SIZES)))
     out = tmp_path / "out"
     out.mkdir()
-    quantize_with_modelopt(decoder, PRECISIONS[name], samples(), out, unified_hf=True, kv_cache="fp8")
+    quantize_with_modelopt(decoder, PRECISIONS[name], samples(), out, form=UNIFIED_HF, kv_cache="fp8")
     assert {"hf_quant_config.json", "llm_api.yaml", "tokenizer.json", "config.json"} <= {p.name for p in out.iterdir()}
 
 

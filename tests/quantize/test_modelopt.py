@@ -14,6 +14,7 @@ from hub_builders import cast
 
 from trtbuild.checkpoint.opening import open_model
 from trtbuild.errors import InputRefused, MachineLacks
+from trtbuild.quantize.forms import Serving
 from trtbuild.quantize.modelopt import RECIPES, quant_config, quantize_with_modelopt
 from trtbuild.quantize.precisions import PRECISIONS
 
@@ -35,7 +36,7 @@ def test_groups_that_do_not_divide_are_refused_by_layer_name_before_anything_els
 def test_groups_are_counted_on_each_rank(tmp_path: Path) -> None:
     decoder = open_model(str(write_huggingface(tmp_path / "hf", hidden_size=128, intermediate_size=256)))
     with pytest.raises(InputRefused, match=r"attention\.dense: 64 inputs on each of 2 ranks"):
-        quantize_with_modelopt(decoder, PRECISIONS["int4-awq"], SAMPLES, tmp_path, tp=2)
+        quantize_with_modelopt(decoder, PRECISIONS["int4-awq"], SAMPLES, tmp_path, serving=Serving(tp=2))
 
 
 def test_phi3_has_no_export(tmp_path: Path) -> None:

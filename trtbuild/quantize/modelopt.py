@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import importlib.metadata
 import io
 import tempfile
@@ -23,23 +22,24 @@ from typing import Any
 import numpy as np
 
 from trtbuild.checkpoint.spec import (
-    EMBEDDING,
-    HEAD,
-    LINEAR_MODULES,
     Array,
     Decoder,
     DecoderSpec,
-    Tensor,
-    module_path,
 )
-from trtbuild.checkpoint.trtllm import read_checkpoint, validate_checkpoint, write_checkpoint
-from trtbuild.errors import InputRefused, MachineLacks
-from trtbuild.profile import EngineLimits
+from trtbuild.checkpoint.trtllm import read_checkpoint, write_checkpoint
+from trtbuild.checkpoint.trtllm_config import Ranks
+from trtbuild.checkpoint.trtllm_sharding import check_ranks
+from trtbuild.errors import InputRefused, MachineLacks, UsageError
 from trtbuild.progress import Progress, silent
 from trtbuild.quantize import llm_api
 from trtbuild.quantize.cast import refuse_quantized
-from trtbuild.quantize.precisions import Precision
+from trtbuild.quantize.forms import TRTLLM, UNIFIED_HF, Serving, form_of
+from trtbuild.quantize.modelopt_repair import check_groups, repaired, require_valid
+from trtbuild.quantize.precisions import Precision, precision_of
 from trtbuild.quantize.unified_hf import write_unified_hf
+from trtbuild.store.atomic import atomic_directory
+from trtbuild.store.fingerprint import fingerprint_json
+from trtbuild.store.manifest import write_manifest
 
 PACKAGES = ("nvidia-modelopt", "torch", "transformers")
 _INSTALL = 'pip install "trtbuild[modelopt]"'
@@ -72,22 +72,6 @@ RECIPES: Mapping[str, Recipe] = {
 _KV_BITS: Mapping[str, Any] = {"int8": 8, "fp8": (4, 3)}
 _DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
 """Family → `decoder_type` of modelopt's TensorRT-LLM exporter, which has none for phi3."""
-
-
-def check_groups(spec: DecoderSpec, precision: Precision, *, tp: int = 1) -> None:
-    """Raise InputRefused for the first linear whose inputs a group-wise precision cannot divide; loads nothing."""
-    if precision.group_size is None:
-        return
-    for module in LINEAR_MODULES:
-        columns = spec.linear_shape(module)[1]
-        local = columns // tp if module in ("attention.dense", "mlp.proj") else columns
-        if local % precision.group_size:
-            on_rank = f" on each of {tp} ranks" if local != columns else ""
-            raise InputRefused(
-                f"{local} inputs{on_rank} are not a multiple of {precision.group_size}, which {precision.name} needs",
-                where=module_path(0, module),
-                hint="choose another precision: int8, int8-wo and fp8 take any size",
-            )
 
 
 def check_machine(precision: Precision) -> None:
@@ -203,74 +187,27 @@ def _export_hub(model: Any, spec: DecoderSpec, precision: Precision, folder: Pat
         )
 
 
-def repaired(exported: Decoder, source: Decoder, dtype: str) -> Decoder:
-    """What modelopt exported, with what it lost put back from the decoder it was made of.
-
-    Spec (rope, windows, stop tokens, vocabulary without AWQ's padding) and assets come from `source`; linears under
-    W8A8_SQ_PER_CHANNEL without smoothing get prequant factors of one, which TensorRT-LLM demands.
-    """
-    tensors = dict(exported.tensors)
-    for name in (EMBEDDING, HEAD):
-        tensors[name] = _first_rows(tensors[name], source.spec.vocab_size)
-    if exported.quantization.quant_algo == "W8A8_SQ_PER_CHANNEL":
-        ones = np.dtype(tensors[EMBEDDING].dtype)
-        for layer in range(source.spec.num_layers):
-            for module in LINEAR_MODULES:
-                path = module_path(layer, module)
-                if exported.quantization.quantizes(path):
-                    tensors.setdefault(
-                        f"{path}.prequant_scaling_factor", _ones(source.spec.linear_shape(module)[1], ones)
-                    )
-    spec = dataclasses.replace(source.spec, dtype=dtype)
-    return dataclasses.replace(exported, spec=spec, tensors=tensors, assets=source.assets, notes=source.notes)
-
-
-def _first_rows(tensor: Tensor, rows: int) -> Tensor:
-    if tensor.shape[0] == rows:
-        return tensor
-    return dataclasses.replace(tensor, shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[:rows])
-
-
-def _ones(length: int, dtype: np.dtype[Any]) -> Tensor:
-    return Tensor(dtype, (length,), "prequant factors of one", lambda: np.ones(length, dtype))
-
-
-def _require_valid(folder: Path, quantization_asked: str | None, kv_cache: str | None) -> None:
-    block = read_checkpoint(folder).quantization
-    if block.quant_algo != quantization_asked:
-        raise InputRefused(f"modelopt exported {block.quant_algo}, {quantization_asked} was asked for", where=folder)
-    if kv_cache is not None and block.kv_cache_quant_algo != kv_cache.upper():
-        raise InputRefused("modelopt lost the KV cache quantization in its export", where=folder)
-    fatal = [finding for finding in validate_checkpoint(folder) if finding.fatal]
-    if fatal:
-        raise InputRefused(
-            f"modelopt's export breaks rule {fatal[0].rule}: {fatal[0].text}", where=folder, hint=fatal[0].hint
-        )
-
-
 def quantize_with_modelopt(
     decoder: Decoder,
     precision: Precision,
     samples: Sequence[Array],
     out: Path,
     *,
-    unified_hf: bool = False,
+    form: str = TRTLLM,
     kv_cache: str | None = None,
-    tp: int = 1,
-    pp: int = 1,
-    limits: EngineLimits | None = None,
+    serving: Serving = Serving(),
     progress: Progress = silent,
-) -> Decoder:
+) -> None:
     """Quantize a decoder by modelopt into the existing folder `out`: a TensorRT-LLM checkpoint, or a unified one.
 
-    `samples` are token ids (int32, one row each), `kv_cache` is None, "int8" or "fp8". Returns the decoder as written.
-    Raises InputRefused for a decoder this precision cannot hold and for an export that breaks a rule, MachineLacks
-    (before anything is loaded) when modelopt, torch or transformers is missing.
+    `samples` are token ids (int32, one row each), `kv_cache` is None, "int8" or "fp8". Raises InputRefused for a
+    decoder this precision cannot hold and for an export that breaks a rule, MachineLacks (before anything is loaded)
+    when modelopt, torch or transformers is missing.
     """
     recipe = RECIPES[precision.name]
     refuse_quantized(decoder)
-    check_groups(decoder.spec, precision, tp=tp)
-    if not unified_hf and decoder.spec.family not in _DECODER_TYPES:
+    check_groups(decoder.spec, precision, tp=serving.tp)
+    if form == TRTLLM and decoder.spec.family not in _DECODER_TYPES:
         raise InputRefused(
             f"modelopt has no TensorRT-LLM export for {decoder.spec.family}",
             where=decoder.location,
@@ -282,30 +219,60 @@ def quantize_with_modelopt(
         plain.mkdir()
         write_unified_hf(decoder, plain, progress=progress)
         model = _quantized_model(plain, recipe, precision, samples, kv_cache, progress)
-        if unified_hf:
-            _export_unified(model, precision, out)
-            _finish_unified(decoder, out, limits, kv_cache, tp, pp)
-            return decoder
+        if form == UNIFIED_HF:
+            _export_unified(model, decoder, precision, kv_cache, serving, out)
+            return
         _export_hub(model, decoder.spec, precision, exported)
         del model
         result = repaired(read_checkpoint(exported, model_folder=plain), decoder, precision.dtype)
-        write_checkpoint(result, out, tp=tp, pp=pp, progress=progress)
-        _require_valid(out, precision.quant_algo, kv_cache)
-    return read_checkpoint(out)
+        write_checkpoint(result, out, tp=serving.tp, pp=serving.pp, progress=progress)
+        require_valid(out, precision.quant_algo, kv_cache)
 
 
-def _export_unified(model: Any, precision: Precision, out: Path) -> None:
+def _export_unified(
+    model: Any, decoder: Decoder, precision: Precision, kv_cache: str | None, serving: Serving, out: Path
+) -> None:
     import torch
     from modelopt.torch.export import export_hf_checkpoint
 
     with torch.inference_mode():
         export_hf_checkpoint(model, dtype=getattr(torch, precision.dtype), export_dir=out)
-
-
-def _finish_unified(
-    decoder: Decoder, out: Path, limits: EngineLimits | None, kv_cache: str | None, tp: int, pp: int
-) -> None:
     for name, content in decoder.assets.items():
         (out / name).write_bytes(content)
-    options = llm_api.llm_api_options(limits or EngineLimits(), kv_cache, tp=tp, pp=pp)
+    options = llm_api.llm_api_options(serving.limits, kv_cache, tp=serving.tp, pp=serving.pp)
     (out / llm_api.FILE_NAME).write_text(llm_api.llm_api_yaml(options), encoding="utf-8")
+
+
+def modelopt_to(
+    decoder: Decoder,
+    out: Path,
+    precision: str,
+    samples: Sequence[Array],
+    *,
+    form: str = TRTLLM,
+    kv_cache: str | None = None,
+    serving: Serving = Serving(),
+    progress: Progress = silent,
+) -> None:
+    """`quantize_with_modelopt` into the folder `out`, whole or not at all, with its manifest.
+
+    Raises UsageError for a precision that modelopt does not write, and what `quantize_with_modelopt` raises.
+    """
+    row = precision_of(precision)
+    if row.name not in RECIPES:
+        raise UsageError(f"{precision} is not quantized by modelopt", hint=f"these are: {', '.join(RECIPES)}")
+    settings = {
+        "precision": row.name,
+        "format": form,
+        "kv_cache": kv_cache,
+        "tp": serving.tp,
+        "pp": serving.pp,
+        "samples": len(samples),
+    }
+    check_ranks(decoder.spec, Ranks(serving.tp, serving.pp))
+    with atomic_directory(out) as folder:
+        quantize_with_modelopt(
+            decoder, row, samples, folder, form=form, kv_cache=kv_cache, serving=serving, progress=progress
+        )
+        inputs = {"model": decoder.fingerprint(), "samples": fingerprint_json([ids.tolist() for ids in samples])}
+        write_manifest(folder, form_of(form).kind, inputs=inputs, settings=settings, packages=PACKAGES)
