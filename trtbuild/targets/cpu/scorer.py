@@ -30,25 +30,28 @@ class StatefulModel:
     def __init__(self, compiled: Any) -> None:
         self._request = compiled.create_infer_request()
         self._outputs = len(compiled.outputs)
+        self._inputs = {name for port in compiled.inputs for name in port.get_names()}
 
-    def run(self, ids: Sequence[int], cuts: Iterable[int]) -> list[Array]:
+    def run(self, ids: Sequence[int], cuts: Iterable[int], rows: Mapping[str, Array] | None = None) -> list[Array]:
         """Every output [len(ids), …] for `ids` with an empty past.
 
-        The sequence is cut at the given positions, and each part sees the ones before as its past.
+        The sequence is cut at the given positions, and each part sees the ones before as its past. `rows` are further
+        inputs with a row per token.
         """
         self._request.reset_state()
-        parts = [self._part(ids[start:stop], start) for start, stop in itertools.pairwise([0, *cuts, len(ids)])]
+        bounds = itertools.pairwise([0, *cuts, len(ids)])
+        parts = [self._part(ids, start, stop, rows or {}) for start, stop in bounds]
         return parts[0] if len(parts) == 1 else [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
-    def _part(self, ids: Sequence[int], start: int) -> list[Array]:
-        stop = start + len(ids)
+    def _part(self, ids: Sequence[int], start: int, stop: int, rows: Mapping[str, Array]) -> list[Array]:
         inputs = {
-            "input_ids": np.asarray(ids, np.int64)[None],
+            "input_ids": np.asarray(ids[start:stop], np.int64)[None],
             "attention_mask": np.ones((1, stop), np.int64),
             "position_ids": np.arange(start, stop, dtype=np.int64)[None],
             "beam_idx": np.zeros(1, np.int32),
+            **{name: values[None, start:stop] for name, values in rows.items()},
         }
-        self._request.infer(inputs)
+        self._request.infer({name: value for name, value in inputs.items() if name in self._inputs})
         return [np.array(self._request.get_output_tensor(number).data[0]) for number in range(self._outputs)]
 
     def close(self) -> None:

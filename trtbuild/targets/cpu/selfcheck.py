@@ -1,7 +1,7 @@
 """Before an engine is called built: what it computes against the numpy forward of the same checkpoint.
 
-Each check runs a prompt in one piece and again in pieces down to single tokens (decoding with a past), and lets the
-paged pipeline generate. The KV cache is FP32 here, so that what differs is the graph and the kernels alone.
+The engine runs a few sequences in one piece, and again in pieces down to single tokens (decoding with a past). Its
+KV cache is FP32 here, so that what differs is the graph and the kernels alone.
 
 Float activations are compared by logits. Quantized ones cannot be: a sum that differs in its last bit now and then
 rounds to the next of 256 levels, and thirty layers turn one such step into a difference of ten percent, in the numpy
@@ -18,106 +18,111 @@ from typing import Any
 
 import numpy as np
 
-from trtbuild.calibrate.forward import decoder_layer, embed, logits, read_layer, rotary_table
-from trtbuild.checkpoint.spec import Array, Decoder, layer_prefix
-from trtbuild.errors import TrtbuildError
-from trtbuild.targets.base import Limits
-from trtbuild.targets.cpu.driver import CpuDriver
+from trtbuild.calibrate.forward import (
+    decoder_layer,
+    embed,
+    head_blocks,
+    hidden_states,
+    read_layer,
+    rms_norm,
+    rotary_table,
+    single_threaded_blas,
+)
+from trtbuild.checkpoint.spec import FINAL_NORM, Array, Decoder, DecoderSpec, Quantization
 from trtbuild.targets.cpu.loading import MODEL_XML
-from trtbuild.targets.cpu.scorer import CpuScorer, StatefulModel, compile_model
-from trtbuild.targets.serving import Request
+from trtbuild.targets.cpu.slices import each_slice, slice_bounds
+from trtbuild.targets.sizes import weight_bytes
 
 TOLERANCE = 1e-3
 """Largest relative difference of logits or of a layer's output. Wrong arithmetic (saturation, a lost scale, bfloat16
 where FP32 was asked) shows as 0.01 and more."""
 
-_LENGTHS = (33, 24)
-_GENERATED = 8
+_LENGTHS = (24, 9)
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The largest relative differences met.
-
-    `generation` is how far below the best logit a token chosen by the paged pipeline lies, in standard deviations of
-    the row's logits.
-    """
+    """The largest relative differences met, of the sequences in one piece and in pieces."""
 
     method: str
     prompt: float
     decode: float
-    generation: float
-    generation_tolerance: float
 
     @property
     def passed(self) -> bool:
-        return max(self.prompt, self.decode) <= TOLERANCE and self.generation <= self.generation_tolerance
+        return max(self.prompt, self.decode) <= TOLERANCE
 
 
-Compare = Callable[[Path, Mapping[str, Any], Decoder, Sequence[Sequence[int]]], tuple[float, float]]
-"""(model folder, properties, decoder, token sequences) → largest difference of the prompt, and of decoding."""
+@dataclass(frozen=True)
+class EngineStates:
+    """What the engine computed for one sequence: hidden states before and after each layer, and logits."""
+
+    hidden: list[Array]
+    logits: Array
 
 
-def _pieces(ids: Sequence[int]) -> range:
-    """Cuts that leave half the sequence as a prompt and feed the rest token by token."""
-    return range(len(ids) // 2, len(ids))
+Compare = Callable[[Decoder, Sequence[Sequence[int]], Sequence[Sequence[EngineStates]]], tuple[float, ...]]
+"""(decoder, sequences, way to run → sequence → states) → largest difference of each way."""
+
+
+def _in_one_piece(ids: Sequence[int]) -> range:
+    del ids
+    return range(0)
+
+
+def _in_pieces(ids: Sequence[int]) -> range:
+    """Cuts that leave half the sequence as a prompt, feed two tokens one by one, and the rest as a late chunk."""
+    half = len(ids) // 2
+    return range(half, min(half + 3, len(ids)))
 
 
 def compare_logits(
-    folder: Path, properties: Mapping[str, Any], decoder: Decoder, sequences: Sequence[Sequence[int]]
-) -> tuple[float, float]:
+    decoder: Decoder, sequences: Sequence[Sequence[int]], ways: Sequence[Sequence[EngineStates]]
+) -> tuple[float, ...]:
     """‖engine − numpy‖ / ‖numpy‖ over the logits of each sequence."""
-    expected = [logits(decoder, ids) for ids in sequences]
-    scorer = CpuScorer(folder / MODEL_XML, properties, max(map(len, sequences)))
-    pairs = list(zip(sequences, expected, strict=True))
-    prompt = max(relative_difference(scorer.logits(ids), reference) for ids, reference in pairs)
-    decode = max(relative_difference(scorer.logits_in_chunks(ids, _pieces(ids)), ref) for ids, ref in pairs)
-    scorer.close()
-    return prompt, decode
+    states = hidden_states(decoder, [np.asarray(ids) for ids in sequences])
+    expected = _project(decoder, states)
+    return tuple(
+        max(relative_difference(run.logits, rows) for run, rows in zip(way, expected, strict=True)) for way in ways
+    )
 
 
 def compare_layers(
-    folder: Path, properties: Mapping[str, Any], decoder: Decoder, sequences: Sequence[Sequence[int]]
-) -> tuple[float, float]:
+    decoder: Decoder, sequences: Sequence[Sequence[int]], ways: Sequence[Sequence[EngineStates]]
+) -> tuple[float, ...]:
     """The worst layer's difference, relative to what the layer adds, each layer on the engine's own input to it.
 
     Of a layer's rows the median counts, and of the sequences the best: a level rounded the other way moves a few rows
-    of one sequence (all rows, when it is the first token's), an error of arithmetic moves all of them.
+    of one sequence (all rows, when it is the first token's), an error of arithmetic moves all of them. Embedding and
+    head are compared as a whole, the head on the engine's last hidden states.
     """
-    model = StatefulModel(_compile_with_hidden_states(folder / MODEL_XML, properties, decoder.spec.num_layers))
-    ways: list[list[list[Array]]] = [[], []]
-    for ids in sequences:
-        for way, cuts in zip(ways, (range(0), _pieces(ids)), strict=True):
-            way.append(model.run(ids, cuts))
-    model.close()
     tables = [rotary_table(decoder.spec, len(ids)) for ids in sequences]
-    worst = [0.0, 0.0]
+    embedded = embed(decoder, [np.asarray(ids) for ids in sequences])
+    worst = [max(map(relative_difference, (run.hidden[0] for run in way), embedded)) for way in ways]
     for index in range(decoder.spec.num_layers):
         layer = read_layer(decoder, index)
         for number, way in enumerate(ways):
             errors = []
-            for states, rotary in zip(way, tables, strict=True):
-                entered, left = states[1 + index], states[2 + index]
+            for run, rotary in zip(way, tables, strict=True):
+                entered, left = run.hidden[index], run.hidden[index + 1]
                 expected = decoder_layer(entered, layer, rotary)
                 errors.append(_median_row(left - expected, expected - entered))
             worst[number] = max(worst[number], min(errors))
-    embedded = embed(decoder, [np.asarray(ids) for ids in sequences])
+    norm, epsilon = np.asarray(decoder.tensors[FINAL_NORM].read(), np.float32), decoder.spec.norm_epsilon
     for number, way in enumerate(ways):
-        lost = max(relative_difference(states[1], rows) for states, rows in zip(way, embedded, strict=True))
-        worst[number] = max(worst[number], lost)
-    return worst[0], worst[1]
+        expected_logits = _project(decoder, [rms_norm(run.hidden[-1], norm, epsilon) for run in way])
+        worst[number] = max(worst[number], *(map(relative_difference, (run.logits for run in way), expected_logits)))
+    return tuple(worst)
 
 
-def _compile_with_hidden_states(model_xml: Path, properties: Mapping[str, Any], num_layers: int) -> Any:
-    """The engine's model with the hidden states before and after each layer as outputs behind the logits."""
-    import openvino
-
-    model = openvino.Core().read_model(model_xml)
-    nodes = {node.get_friendly_name(): node for node in model.get_ops()}
-    first = nodes.get("embedding/Gather/Cast", nodes["embedding/Gather"])
-    layers = [nodes[f"{layer_prefix(index)}.mlp/residual"] for index in range(num_layers)]
-    model.add_outputs([node.output(0) for node in (first, *layers)])
-    return compile_model(model, properties)
+def _project(decoder: Decoder, states: Sequence[Array]) -> list[Array]:
+    """Logits of hidden states behind the final norm, the head read once for all."""
+    logits = [np.empty((len(state), decoder.spec.vocab_size), np.float32) for state in states]
+    with single_threaded_blas():
+        for start, block in head_blocks(decoder):
+            for rows, state in zip(logits, states, strict=True):
+                np.matmul(state, block.T, out=rows[:, start : start + len(block)])
+    return logits
 
 
 def _median_row(difference: Array, size: Array) -> float:
@@ -131,31 +136,43 @@ def relative_difference(values: Array, reference: Array) -> float:
     return difference if np.isfinite(difference) else float("inf")
 
 
-_QUANTIZED_ACTIVATIONS: tuple[str, Compare, float] = ("layers", compare_layers, 0.5)
-_FLOAT_ACTIVATIONS: tuple[str, Compare, float] = ("logits", compare_logits, 1e-2)
-CHECKS: Mapping[str | None, tuple[str, Compare, float]] = {
-    None: _FLOAT_ACTIVATIONS,
-    "W8A16": _FLOAT_ACTIVATIONS,
-    "W8A8_SQ_PER_CHANNEL": _QUANTIZED_ACTIVATIONS,
-    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": _QUANTIZED_ACTIVATIONS,
+CHECKS: Mapping[str | None, tuple[str, Compare]] = {
+    None: ("logits", compare_logits),
+    "W8A16": ("logits", compare_logits),
+    "W8A8_SQ_PER_CHANNEL": ("layers", compare_layers),
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": ("layers", compare_layers),
 }
-"""quant_algo → name of the comparison, the comparison, tolerance of generation."""
+"""quant_algo → how its engines are compared."""
 
 
-def check_engine(folder: Path, decoder: Decoder, limits: Limits, properties: Mapping[str, Any]) -> CheckResult:
+def check_engine(folder: Path, decoder: Decoder, max_seq_len: int, properties: Mapping[str, Any]) -> CheckResult:
     """Compare the built model of `folder` with the checkpoint it was built from; raises nothing for a difference."""
     rng = np.random.default_rng(0)
-    lengths = [min(length, limits.max_seq_len) for length in _LENGTHS]
+    lengths = [min(length, max_seq_len) for length in _LENGTHS]
     sequences = [[int(t) for t in rng.integers(0, decoder.spec.vocab_size, length)] for length in lengths]
-    properties = {**properties, "KV_CACHE_PRECISION": "f32"}
-    method, compare, generation_tolerance = CHECKS[decoder.quantization.quant_algo]
-    # The pipeline is gone before the next model is compiled: the weights are packed in memory once at a time.
-    generated = _generate(folder, sequences, limits, properties, decoder.spec.vocab_size)
-    scorer = CpuScorer(folder / MODEL_XML, properties, limits.max_seq_len)
-    regret = max(_regret(scorer, prompt_ids, answer) for prompt_ids, answer in generated)
-    scorer.close()
-    prompt, decode = compare(folder, properties, _as_checked(decoder, limits.max_seq_len), sequences)
-    return CheckResult(method, prompt, decode, regret, generation_tolerance)
+    ways = _run(folder / MODEL_XML, decoder, {**properties, "KV_CACHE_PRECISION": "f32"}, sequences)
+    method, compare = CHECKS[decoder.quantization.quant_algo]
+    prompt, decode = compare(_as_checked(decoder, max_seq_len), sequences, ways)
+    return CheckResult(method, prompt, decode)
+
+
+def _run(
+    model_xml: Path, decoder: Decoder, properties: Mapping[str, Any], sequences: Sequence[Sequence[int]]
+) -> list[list[EngineStates]]:
+    """The engine's states for both ways to run each sequence; what a slice computes enters the next one."""
+    spec = decoder.spec
+    hidden: list[list[list[Array]]] = [[[] for _ in sequences] for _ in range(2)]
+    bounds = slice_bounds(spec.num_layers, _layer_bytes(spec, decoder.quantization))
+    for part in each_slice(model_xml, properties, spec.num_layers, bounds):
+        for cuts, way in zip((_in_one_piece, _in_pieces), hidden, strict=True):
+            for ids, states in zip(sequences, way, strict=True):
+                states += part.run(ids, states[-1] if states else None, cuts(ids))
+    return [[EngineStates(states[:-1], states[-1]) for states in way] for way in hidden]
+
+
+def _layer_bytes(spec: DecoderSpec, quantization: Quantization) -> int:
+    one, none = (weight_bytes(dataclasses.replace(spec, num_layers=layers), quantization) for layers in (1, 0))
+    return one - none
 
 
 def _as_checked(decoder: Decoder, max_seq_len: int) -> Decoder:
@@ -166,32 +183,3 @@ def _as_checked(decoder: Decoder, max_seq_len: int) -> Decoder:
         spec = dataclasses.replace(spec, rope=rope)
     quantization = dataclasses.replace(decoder.quantization, kv_cache_quant_algo=None)
     return dataclasses.replace(decoder, spec=spec, quantization=quantization)
-
-
-def _generate(
-    folder: Path, sequences: list[list[int]], limits: Limits, properties: Mapping[str, Any], vocab_size: int
-) -> list[tuple[list[int], list[int]]]:
-    """(prompt, greedy tokens) of each sequence, cut where it leaves no room to answer, all in flight together."""
-    length = min(limits.max_seq_len, max(_LENGTHS) + _GENERATED)
-    small = Limits(len(sequences), length, length, limits.max_num_tokens)
-    prompts = [ids[: max(1, length - _GENERATED)] for ids in sequences]
-    driver = CpuDriver(folder, small, properties, vocab_size=vocab_size)
-    answers: list[list[int]] = [[] for _ in prompts]
-    for number, prompt in enumerate(prompts):
-        driver.submit(Request(number, prompt, _GENERATED, ignore_eos=True))
-    waiting = set(range(len(prompts)))
-    while waiting:
-        for event in driver.step(None):
-            if event.error is not None:
-                raise TrtbuildError(f"the engine refuses to generate: {event.error}")
-            answers[event.request_id] += event.token_ids
-            if event.finish is not None:
-                waiting.discard(event.request_id)
-    driver.close()
-    return list(zip(prompts, answers, strict=True))
-
-
-def _regret(scorer: CpuScorer, prompt: list[int], answer: list[int]) -> float:
-    rows = scorer.logits([*prompt, *answer])[len(prompt) - 1 : -1]
-    chosen = rows[np.arange(len(answer)), answer]
-    return float(((rows.max(axis=1) - chosen) / rows.std(axis=1)).max())
