@@ -35,17 +35,19 @@ def _inspect_engine(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     engine = read_engine(path)
     damaged = damaged_files(path, engine.manifest)
-    launch = load_target(engine.target).launch(path)
+    target = load_target(engine.target)
+    launch, found = target.launch(path), dict(target.examine(path))
     pairs = {
         "target": engine.target,
         **{name: value for name, value in engine.settings.items() if name not in ("target", "limits")},
         **dataclasses.asdict(engine.limits),
         "size": f"{sum(f.size_bytes for f in engine.manifest.files.values()) / 1e6:.1f} MB",
         "packages": ", ".join(f"{k} {v}" for k, v in engine.manifest.packages.items()),
+        **found,
         "damaged": ", ".join(damaged) or None,
         "launch": "\n\n".join(f"{purpose}:\n{shlex.join(words)}" for purpose, words in launch) or None,
     }
-    document = {"kind": "engine", **dataclasses.asdict(engine.manifest), "damaged": damaged}
+    document = {"kind": "engine", **dataclasses.asdict(engine.manifest), "damaged": damaged, **found}
     return {**document, "launch": [{"purpose": purpose, "command": words} for purpose, words in launch]}, pairs
 
 

@@ -111,7 +111,7 @@ def build_plan(model: Path, plan: Path, shape: Geometry, sms: Sequence[int], pro
         if tree.interrupted is not None:
             raise tree.interrupted
         if not done:
-            raise diagnosis.failure("TensorRT cannot build this engine", diagnosis.from_log(api.messages), str(model))
+            raise diagnosis.failure("TensorRT cannot build this engine", diagnosis.from_log(api.messages), model.name)
         tree.complete()
     timing_cache.keep(config, cache)
     del config, network, builder
@@ -125,7 +125,7 @@ def parse(api: Api, builder: Any, model: Path) -> Any:
     parser = api.trt.OnnxParser(network, api.logger)
     if not parser.parse_from_file(str(model)):
         cause = diagnosis.from_parser(parser) or diagnosis.from_log(api.messages)
-        raise diagnosis.failure("TensorRT's ONNX parser stops", cause, str(model))
+        raise diagnosis.failure("TensorRT's ONNX parser stops", cause, model.name)
     _allow_unfused_attention(api.trt, network)
     return network
 

@@ -18,6 +18,7 @@ _WHERE = re.compile(r"\s*In \w+ at /\S+:\d+\)?")
 _PREFIX = re.compile(
     r"^(?:\w+::\w+: )?(?:\[[^\]]*\] )?Error Code \d+: (?:[\w ]+ \()?(?:\[[^\]]*\] )?|^Assertion failed: [^:]*: "
 )
+_CONDITION = re.compile(r'^[\w()>.-]+ && "(.*)"$')
 _QUOTED = re.compile(r"['\"`]([\w./:-]*[./][\w./:-]*)['\"`]")
 _LEADING = re.compile(r"^((?:[\w-]+\.)*[\w-]+/[\w./-]+|(?:past_key_values|present|transformer)\.[\w./]+|\w+): ")
 _TENSOR = re.compile(r"\b(?:tensor|input|output|network input)\b[^\w]*[\"'(]?((?:past_key_values|present)\.[\w.]+|\w+)")
@@ -74,6 +75,7 @@ def clean(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if _is_cause(line)), text.strip())
     line = _PREFIX.sub("", _WHERE.sub("", line))
     line = _PREFIX.sub("", line).strip().rstrip(".")
+    line = _CONDITION.sub(r"\1", line)
     return line[:-1].strip() if line.endswith(")") and line.count("(") < line.count(")") else line
 
 

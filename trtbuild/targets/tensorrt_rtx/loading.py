@@ -36,13 +36,13 @@ def examine(path: Path) -> Mapping[str, Any]:
     magic = {flavour.module: flavour.magic for flavour in FLAVOURS}.get(str(engine.settings.get("library")), b"")
     plan = path / PLAN_NAME
     if not plan.is_file():
-        return {"engine file": "missing"}
+        return {"engine_file": "missing"}
     with plan.open("rb") as file:
         begins = file.read(4)
     if not magic:
-        return {"engine file": f"begins with {begins!r}"}
+        return {"engine_file": f"begins with {begins!r}"}
     told = "as it should" if begins == magic else f"not with {magic!r}: this is no engine"
-    return {"engine file": f"begins with {begins!r}, {told}"}
+    return {"engine_file": f"begins with {begins!r}, {told}"}
 
 
 def load_engine(path: Path) -> RtxEngine:
