@@ -127,8 +127,9 @@ METHODS: Mapping[str, Callable[[Histogram], float]] = {
 def clipped_share(histogram: Histogram, threshold: float) -> float:
     """Share of the values above a threshold, by whole bins: what is in the threshold's own bin counts as kept."""
     total = int(histogram.counts.sum())
-    first = int(np.ceil(threshold / histogram.width))
-    return 0.0 if total == 0 else float(histogram.counts[first:].sum() / total)
+    if total == 0 or threshold >= histogram.amax:
+        return 0.0
+    return float(histogram.counts[int(np.ceil(threshold / histogram.width)) :].sum() / total)
 
 
 def sqnr_db(histogram: Histogram, threshold: float) -> float | None:
