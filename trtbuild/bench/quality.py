@@ -134,7 +134,8 @@ def _overlap(ours: list[str], baseline: list[str]) -> dict[str, Interval | None]
     for name, metric in (("bleu", BLEU(tokenize="zh")), ("chrf", CHRF())):
         score = metric.corpus_score(ours, [baseline], n_bootstrap=_TEXT_BOOTSTRAP_DRAWS if len(ours) > 1 else 1)
         half, mean = getattr(score, "_ci", None), getattr(score, "_mean", None)
-        ends = (None, None) if half is None or mean is None or len(ours) < 2 else (mean - half, min(100.0, mean + half))
+        known = half is not None and mean is not None and len(ours) > 1
+        ends = (float(mean - half), min(100.0, float(mean + half))) if known else (None, None)
         found[name] = Interval(float(score.score), *ends)
     return found
 
