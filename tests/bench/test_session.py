@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trtbuild.bench.benchmark import BenchResult, measure_sources
+from trtbuild.bench.benchmark import BenchResult, failure_of, measure_sources
 from trtbuild.bench.engines import EngineSource
 from trtbuild.bench.measurement import LiveStatus
 from trtbuild.bench.quality_session import ScoreCache
@@ -69,7 +69,7 @@ def test_two_engines_are_measured_in_turn_and_the_faster_one_is_shipped(tmp_path
         engine(tmp_path, "fast", step=["smooth", 0.006, 0.0006], noise=0.02),
     ]
     result = bench(sources, watcher=watch)
-    assert result.verdict.ship == "fast" and result.failure() is None
+    assert result.verdict.ship == "fast" and failure_of(result.document) is None
     slow, fast = result.document["results"]
     assert fast["throughput_tok_s"] / slow["throughput_tok_s"] == pytest.approx(1 / 0.6, rel=0.02)
     assert slow["throughput_tok_s"] == pytest.approx(8 / 0.018, rel=0.02)
@@ -111,7 +111,7 @@ def test_errors_are_in_the_first_line_and_above_one_percent_the_run_fails(tmp_pa
     result = bench([engine(tmp_path, "bad", fail_every=20), engine(tmp_path, "good")])
     first = terminal_report(result.document).splitlines()[0]
     assert "requests failed" in first and result.document["error_pct"] > 1
-    failure = result.failure()
+    failure = failure_of(result.document)
     assert failure is not None and failure.exit_code == 6
     assert result.document["results"][0]["verdict"] == "fail"
     assert result.document["results"][0]["loads"][0]["error_messages"][0].endswith("simulated failure")
@@ -192,7 +192,7 @@ def test_a_rate_above_capacity_is_stopped_and_fails_with_a_reason(tmp_path: Path
     profile = dataclasses.replace(PROFILE, workload=work, slo=Slo(ttft_ms=100.0, rate_qps=200.0))
     result = bench([engine(tmp_path, "small", slots=8)], profile, repeats=1)
     assert "the queue only grows" in result.verdict.others["small"]
-    assert result.failure().exit_code == 6
+    assert failure_of(result.document).exit_code == 6
 
 
 def test_a_trace_is_replayed_scaled_and_clipped_and_says_so(tmp_path: Path) -> None:

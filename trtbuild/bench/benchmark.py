@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,13 @@ class BenchResult:
     verdict: Verdict
     partial: bool
 
-    def failure(self) -> VerdictFailed | None:
-        """The error the command ends with, or None: too many failed requests, or no precision passes."""
-        if self.document["error_pct"] > MAX_ERROR_PCT:
-            return VerdictFailed(self.document["first_line"], hint="the messages are in bench.json under loads")
-        return VerdictFailed(self.verdict.sentence) if self.verdict.ship is None else None
+
+def failure_of(document: Mapping[str, Any]) -> VerdictFailed | None:
+    """The error the command ends with, or None: too many failed requests, or no precision passes."""
+    if document["error_pct"] > MAX_ERROR_PCT:
+        return VerdictFailed(document["first_line"], hint="the messages are in bench.json under loads")
+    verdict = document["verdict"]
+    return VerdictFailed(verdict["sentence"]) if verdict["ship"] is None else None
 
 
 def run_bench(

@@ -80,7 +80,7 @@ class RecordInfo:
 
     def data_fingerprint(self) -> str:
         """SHA-256 over the samples, whatever order they were given in."""
-        return fingerprint_json([[sample.sha256, sample.tokens] for sample in self.samples])
+        return _entries_fingerprint(self.samples)
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,16 @@ def layer_name(index: int) -> str:
 def sample_hash(ids: Array) -> str:
     """SHA-256 of token ids as int32, little-endian."""
     return hashlib.sha256(np.ascontiguousarray(ids, "<i4").tobytes()).hexdigest()
+
+
+def _entries_fingerprint(entries: Sequence[SampleEntry]) -> str:
+    return fingerprint_json([[entry.sha256, entry.tokens] for entry in entries])
+
+
+def data_fingerprint(samples: Sequence[Array]) -> str:
+    """The fingerprint that a record of these samples (token ids, one row each) has for its data."""
+    entries = [SampleEntry(sample_hash(ids), len(ids)) for ids in samples]
+    return _entries_fingerprint(sorted(entries, key=lambda entry: entry.sha256))
 
 
 def measured_count(entries: Sequence[SampleEntry]) -> int:

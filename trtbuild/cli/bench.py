@@ -80,7 +80,7 @@ def bench(
 
     Each engine runs in a process of its own, in turn with the others. Exit code 6 when no precision passes.
     """
-    from trtbuild.bench.benchmark import run_bench
+    from trtbuild.bench.benchmark import failure_of, run_bench
     from trtbuild.bench.compare import compare_runs
     from trtbuild.bench.report.text import plain_table, terminal_report
     from trtbuild.bench.report.writing import read_bench, write_reports
@@ -130,6 +130,6 @@ def bench(
     else:
         text = terminal_report(document) + ("" if comparison is None else f"\n\n{comparison.text()}")
         console.result(document, lambda: f"{text}\n\nreport: {output / 'report.html'}", path=output)
-    failure = result.failure() or (None if comparison is None else comparison.failure())
+    failure = failure_of(document) or (None if comparison is None else comparison.failure())
     if failure is not None:
         raise failure

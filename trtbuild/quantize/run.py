@@ -19,7 +19,6 @@ from trtbuild.calibrate.forward import hidden_states
 from trtbuild.calibrate.record import Record, open_record, sample_hash
 from trtbuild.calibrate.threshold import METHODS
 from trtbuild.checkpoint.spec import Array, Decoder
-from trtbuild.checkpoint.trtllm import write_checkpoint
 from trtbuild.checkpoint.trtllm_config import Ranks
 from trtbuild.checkpoint.trtllm_sharding import check_ranks
 from trtbuild.errors import InputRefused, UsageError
@@ -28,6 +27,7 @@ from trtbuild.quantize.assemble import int8_decoder, with_kv_cache
 from trtbuild.quantize.budget import Budget, Decision, by_harm, decide
 from trtbuild.quantize.cast import quantize, refuse_quantized
 from trtbuild.quantize.choose import Choose, GroupChoice, choose_all, least_error, least_error_of
+from trtbuild.quantize.forms import TRTLLM, Serving, form_of
 from trtbuild.quantize.kv_cache import kv_kind, kv_ranges, kv_scales
 from trtbuild.quantize.precisions import Precision, precision_of
 from trtbuild.quantize.report import evidence, kv_entry, write_evidence
@@ -55,8 +55,8 @@ class Request:
     calibration: str
     budget: Budget | None
     kv_cache: str | None
-    tp: int
-    pp: int
+    serving: Serving
+    form: str
 
     @property
     def needs_record(self) -> bool:
@@ -69,8 +69,9 @@ class Request:
             "calibration": self.calibration if self.precision.needs_calibration else None,
             "budget": dataclasses.asdict(self.budget) if self.budget and self.precision.needs_calibration else None,
             "kv_cache": self.kv_cache,
-            "tp": self.tp,
-            "pp": self.pp,
+            "tp": self.serving.tp,
+            "pp": self.serving.pp,
+            "format": self.form,
         }
 
 
@@ -99,12 +100,12 @@ def quantize_to(
     calibration: str = AUTO,
     budget: Budget | None = DEFAULT_BUDGET,
     kv_cache: str | None = None,
-    tp: int = 1,
-    pp: int = 1,
+    serving: Serving = Serving(),
+    form: str = TRTLLM,
     threads: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Write the TensorRT-LLM checkpoint `out` of `decoder` in a precision, and the evidence beside it.
+    """Write the checkpoint `out` of `decoder` in a precision (`form` is a row of FORMS), and the evidence beside it.
 
     Where calibration is needed, `record` is used, or made from `samples` (token ids; a killed run continues).
     `validation` are samples that calibration did not see: the budget is checked on them. Without any, it is checked on
@@ -121,10 +122,11 @@ def quantize_to(
         raise UsageError(f"no calibration is called {calibration!r}", hint=f"methods: {', '.join(CALIBRATIONS)}")
     if kv_cache is not None:
         kv_kind(kv_cache)
-    request = Request(row, calibration, budget, kv_cache, tp, pp)
+    request = Request(row, calibration, budget, kv_cache, serving, form)
+    written = form_of(form)
     refuse_quantized(decoder)
     check_replaceable(out)
-    check_ranks(decoder.spec, Ranks(tp, pp))
+    check_ranks(decoder.spec, Ranks(serving.tp, serving.pp))
     with _record_for(decoder, out, request, record, samples, tokenizer_fingerprint, threads, progress) as ready:
         made = _Maker(decoder, request, ready, validation, threads, progress)
         with tempfile.TemporaryDirectory(prefix=f".trtbuild-{out.name}-", dir=out.absolute().parent) as folder:
@@ -133,9 +135,9 @@ def quantize_to(
             if ready is not None:
                 inputs["record"] = ready.fingerprint()
             with atomic_directory(out) as directory:
-                write_checkpoint(quantized, directory, tp=tp, pp=pp, progress=progress)
+                written.write(quantized, directory, serving, progress)
                 write_evidence(directory, document, choices)
-                write_manifest(directory, "checkpoint", inputs=inputs, settings=request.settings(), packages=_PACKAGES)
+                write_manifest(directory, written.kind, inputs=inputs, settings=request.settings(), packages=_PACKAGES)
     progress.note(document["summary"])
     return document
 

@@ -13,6 +13,7 @@ from typing import Any
 from trtbuild.bench.report.text import markdown_report
 from trtbuild.errors import InputRefused
 from trtbuild.store.atomic import atomic_directory
+from trtbuild.store.fingerprint import fingerprint_json
 from trtbuild.store.manifest import write_manifest
 
 Document = Mapping[str, Any]
@@ -33,8 +34,15 @@ def write_reports(document: Document, out: Path) -> Path:
         (folder / "bench.csv").write_text(csv_report(document), encoding="utf-8")
         (folder / "report.html").write_text(html_report(document), encoding="utf-8")
         inputs = {result["name"]: result["fingerprint"] for result in document["results"]}
-        write_manifest(folder, "bench", inputs=inputs, settings={"profile": document["profile"]["name"]})
+        write_manifest(
+            folder, "bench", inputs=inputs, settings=bench_settings(document["profile"], document["partial"])
+        )
     return out
+
+
+def bench_settings(profile: Mapping[str, Any], partial: bool = False) -> dict[str, Any]:
+    """What of a benchmark's settings decides whether it can stand for another one of the same engines."""
+    return {"profile": profile["name"], "profile_fingerprint": fingerprint_json(profile), "partial": partial}
 
 
 def finite(value: Any) -> Any:

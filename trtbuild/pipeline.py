@@ -1,0 +1,227 @@
+"""`trtbuild run` without the command line: every step from a model to a verdict, reusing what is already right.
+
+    OUT/record                      calibration record, when a precision needs one
+    OUT/checkpoints/PRECISION       TensorRT-LLM checkpoints
+    OUT/engines/TARGET-PRECISION    engines
+    OUT/bench                       bench.json, bench.md, bench.csv, report.html
+
+Each step writes a whole folder or none, so a killed run continues with the first folder that is not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtbuild.bench.benchmark import run_bench
+from trtbuild.bench.engines import read_sources
+from trtbuild.bench.measurement import Watcher
+from trtbuild.bench.report.writing import bench_settings, read_bench, write_reports
+from trtbuild.calibrate.collect import calibrate_to
+from trtbuild.calibrate.record import Record, data_fingerprint, open_record
+from trtbuild.calibrate.samples import samples_for
+from trtbuild.checkpoint.spec import Array, Decoder
+from trtbuild.checkpoint.trtllm import read_checkpoint
+from trtbuild.errors import UsageError
+from trtbuild.machine import free_disk_bytes, this_machine
+from trtbuild.plan import make_plan, require_fit
+from trtbuild.profile import Profile, to_dict
+from trtbuild.progress import Progress
+from trtbuild.quantize.forms import Serving
+from trtbuild.quantize.modelopt import modelopt_to
+from trtbuild.quantize.policy import budget_of
+from trtbuild.quantize.precisions import Precision, precision_of
+from trtbuild.quantize.run import hold_out, quantize_to
+from trtbuild.store.reuse import reason_to_remake
+from trtbuild.targets.base import BuildOptions, Limits, fit_limits
+from trtbuild.targets.registry import load_target
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a person asked for. `data` is text to calibrate with instead of the built-in one."""
+
+    decoder: Decoder
+    profile: Profile
+    out: Path
+    target: str
+    data: Path | None = None
+    options: BuildOptions = field(default_factory=BuildOptions)
+
+    @property
+    def record(self) -> Path:
+        return self.out / "record"
+
+    @property
+    def bench(self) -> Path:
+        return self.out / "bench"
+
+    @property
+    def limits(self) -> Limits:
+        return fit_limits(Limits(**dataclasses.asdict(self.profile.limits)), self.decoder.spec, {})
+
+    def checkpoint(self, precision: Precision) -> Path:
+        return self.out / "checkpoints" / precision.name
+
+    def engine(self, precision: Precision) -> Path:
+        return self.out / "engines" / f"{self.target}-{precision.name}"
+
+
+def precisions_of(run: Run, progress: Progress) -> list[Precision]:
+    """The profile's precisions that the target runs; what it leaves out is told. Raises UsageError for none."""
+    asked = [precision_of(name) for name in run.profile.precisions]
+    kept = [precision for precision in asked if run.target != "cpu" or precision.cpu_runs]
+    for precision in asked:
+        if precision not in kept:
+            progress.note(f"{precision.name} is left out: the {run.target} target does not run it")
+    if not kept:
+        raise UsageError(f"no precision of profile {run.profile.name} runs on {run.target}")
+    return kept
+
+
+def check_fits(run: Run, precisions: list[Precision]) -> None:
+    """Raise DoesNotFit before the first byte is written when disk or memory will not do."""
+    calibration = run.profile.calibration
+    run.out.mkdir(parents=True, exist_ok=True)
+    plan = make_plan(
+        run.decoder.location,
+        run.decoder.spec,
+        [precision.name for precision in precisions],
+        [run.target],
+        run.limits,
+        this_machine(),
+        free_disk_bytes=free_disk_bytes(run.out),
+        calibration_tokens=calibration.samples * calibration.seq_len,
+    )
+    require_fit(plan)
+
+
+def ensure(
+    title: str,
+    path: Path,
+    kind: str,
+    make: Callable[[], object],
+    *,
+    inputs: Mapping[str, str],
+    settings: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    """Run `make` unless `path` holds what it would make; says which of the two, and why it is made again."""
+    reason = reason_to_remake(path, kind, inputs=inputs, settings=settings)
+    if reason is None:
+        progress.note(f"{title}: reused")
+        return
+    progress.note(f"{title}: made again, {reason}" if path.exists() else title)
+    make()
+
+
+def calibrated(run: Run, progress: Progress) -> tuple[Record, list[Array]]:
+    """The record of the run's calibration text, and the samples held out of it to validate on."""
+    calibration = run.profile.calibration
+    taken = samples_for(run.decoder, run.data, calibration.samples, calibration.seq_len, progress=progress)
+    kept, held = hold_out(taken.ids)
+
+    def make() -> None:
+        calibrate_to(
+            run.decoder, kept, run.record, tokenizer_fingerprint=taken.tokenizer_fingerprint, progress=progress
+        )
+
+    inputs = {
+        "model": run.decoder.fingerprint(),
+        "tokenizer": taken.tokenizer_fingerprint,
+        "data": data_fingerprint(kept),
+    }
+    ensure("calibration record", run.record, "record", make, inputs=inputs, settings={}, progress=progress)
+    return open_record(run.record), held
+
+
+def make_checkpoint(
+    run: Run, precision: Precision, ready: tuple[Record, list[Array]] | None, progress: Progress
+) -> None:
+    """Quantize the model into `run.checkpoint(precision)`."""
+    path = run.checkpoint(precision)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inputs = {"model": run.decoder.fingerprint()}
+    settings: dict[str, Any] = {"precision": precision.name}
+    if precision.through_modelopt:
+        calibration = run.profile.calibration
+        taken = samples_for(run.decoder, run.data, calibration.samples, calibration.seq_len, progress=progress)
+        serving = Serving(run.options.tp, run.options.pp, run.profile.limits)
+
+        def make() -> object:
+            modelopt_to(run.decoder, path, precision.name, taken.ids, serving=serving, progress=progress)
+            return path
+
+    else:
+        record, held = ready if ready is not None and precision.needs_calibration else (None, [])
+        budget = budget_of(run.profile.quality)
+        if record is not None:
+            inputs["record"] = record.fingerprint()
+            settings |= {"calibration": run.profile.calibration.method, "budget": dataclasses.asdict(budget)}
+
+        def make() -> object:
+            return quantize_to(
+                run.decoder,
+                path,
+                precision.name,
+                record=record,
+                validation=held,
+                calibration=run.profile.calibration.method,
+                budget=budget,
+                serving=Serving(run.options.tp, run.options.pp, run.profile.limits),
+                progress=progress,
+            )
+
+    ensure(
+        f"checkpoint {precision.name}", path, "checkpoint", make, inputs=inputs, settings=settings, progress=progress
+    )
+
+
+def make_engine(run: Run, precision: Precision, progress: Progress) -> None:
+    """Build the engine of a precision from its checkpoint."""
+    target, checkpoint, path = load_target(run.target), run.checkpoint(precision), run.engine(precision)
+    limits = run.limits
+
+    def make() -> Path:
+        return target.build(checkpoint, path, limits, run.options, progress)
+
+    ensure(
+        f"engine {run.target} {precision.name}",
+        path,
+        "engine",
+        make,
+        inputs={"checkpoint": read_checkpoint(checkpoint).fingerprint()},
+        settings={"target": run.target, "limits": {**dataclasses.asdict(limits), "kv_pool_tokens": limits.pool_tokens}},
+        progress=progress,
+    )
+
+
+def measure(run: Run, engines: list[Path], progress: Progress, watcher: Watcher | None) -> Mapping[str, Any]:
+    """The content of bench.json: measured now, or read where the same engines were measured under the same profile."""
+    inputs = {source.name: source.fingerprint for source in read_sources(engines)}
+    reason = reason_to_remake(run.bench, "bench", inputs=inputs, settings=bench_settings(to_dict(run.profile)))
+    if reason is None:
+        progress.note(f"benchmark: reused; delete {run.bench} to measure again")
+        return read_bench(run.bench)
+    result = run_bench(engines, run.profile, progress=progress, watcher=watcher)
+    write_reports(result.document, run.bench)
+    return result.document
+
+
+def run_pipeline(run: Run, progress: Progress, watcher: Watcher | None = None) -> Mapping[str, Any]:
+    """All steps; returns the content of bench.json. Raises what the steps raise, before anything is half-written.
+
+    A precision is quantized and built before the next one, so that an interrupted run has whole engines to show.
+    """
+    precisions = precisions_of(run, progress)
+    check_fits(run, precisions)
+    ready = (
+        calibrated(run, progress) if any(p.needs_calibration and not p.through_modelopt for p in precisions) else None
+    )
+    for precision in precisions:
+        make_checkpoint(run, precision, ready, progress)
+        make_engine(run, precision, progress)
+    return measure(run, [run.engine(precision) for precision in precisions], progress, watcher)
