@@ -41,7 +41,10 @@ def by_hand(source: Path, folder: Path, name: str, kv_cache: str | None) -> Path
         config["algorithm"] = dict(recipe.algorithm)
     if kv_cache:
         quantizer = {"num_bits": KV[kv_cache], "axis": None}
-        config["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": quantizer, "enable": True})
+        if isinstance(config["quant_cfg"], dict):  # before 0.44
+            config["quant_cfg"]["*[kv]_bmm_quantizer"] = {**quantizer, "enable": True}
+        else:
+            config["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": quantizer, "enable": True})
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
 
     def calibrate(quantized: Any) -> None:

@@ -60,6 +60,16 @@ def test_a_missing_package_is_exit_code_4_with_the_pip_line(tmp_path: Path, monk
     assert caught.value.hint == 'pip install "trtbuild[modelopt]"'
 
 
+def test_an_old_modelopt_without_the_export_is_named_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.37.0")
+    decoder = open_model(str(write_huggingface(tmp_path / "hf", "qwen2")))
+    with pytest.raises(MachineLacks, match=r"nvidia-modelopt 0\.37\.0 has no TensorRT-LLM export for qwen2") as caught:
+        quantize_with_modelopt(decoder, PRECISIONS["fp8"], SAMPLES, tmp_path)
+    assert caught.value.hint == 'pip install "nvidia-modelopt>=0.47", or --format unified-hf'
+
+
 DICT_FORM = {"quant_cfg": {"*weight_quantizer": {"num_bits": 8, "axis": 0}, "default": {"enable": False}}}
 LIST_FORM = {"quant_cfg": [{"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": 8, "axis": 0}}]}
 

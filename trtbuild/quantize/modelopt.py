@@ -21,11 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trtbuild.checkpoint.spec import (
-    Array,
-    Decoder,
-    DecoderSpec,
-)
+from trtbuild.checkpoint.spec import Array, Decoder, DecoderSpec
 from trtbuild.checkpoint.trtllm import read_checkpoint, write_checkpoint
 from trtbuild.checkpoint.trtllm_config import Ranks
 from trtbuild.checkpoint.trtllm_sharding import check_ranks
@@ -70,12 +66,27 @@ RECIPES: Mapping[str, Recipe] = {
 """Precision → recipe."""
 
 _KV_BITS: Mapping[str, Any] = {"int8": 8, "fp8": (4, 3)}
-_DECODER_TYPES: Mapping[str, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen", "qwen3": "qwen"}
-"""Family → `decoder_type` of modelopt's TensorRT-LLM exporter, which has none for phi3."""
 
 
-def check_machine(precision: Precision) -> None:
-    """Raise MachineLacks when a package is missing, or too old for this precision without a GPU; imports nothing."""
+@dataclass(frozen=True)
+class Exporter:
+    """modelopt's TensorRT-LLM exporter for a family, and the first release seen to have it."""
+
+    decoder_type: str
+    since: tuple[int, int] = (0, 37)
+
+
+EXPORTERS: Mapping[str, Exporter] = {
+    "llama": Exporter("llama"),
+    "mistral": Exporter("llama"),
+    "qwen2": Exporter("qwen", since=(0, 47)),
+    "qwen3": Exporter("qwen", since=(0, 47)),
+}
+"""Family → exporter; there is none for phi3."""
+
+
+def check_machine(precision: Precision, family: str, form: str) -> None:
+    """Raise MachineLacks when a package is missing or too old for this precision or family; imports nothing."""
     missing = []
     for package in PACKAGES:
         try:
@@ -87,6 +98,19 @@ def check_machine(precision: Precision) -> None:
             f"-p {precision.name} is quantized by nvidia-modelopt, and {', '.join(missing)} is not installed",
             hint=_INSTALL,
         )
+    if form == TRTLLM and _modelopt_version() < EXPORTERS[family].since:
+        raise MachineLacks(
+            f"{_modelopt_name()} has no TensorRT-LLM export for {family}",
+            hint=f"{_upgrade(EXPORTERS[family].since)}, or --format unified-hf",
+        )
+
+
+def _modelopt_name() -> str:
+    return f"nvidia-modelopt {importlib.metadata.version('nvidia-modelopt')}"
+
+
+def _upgrade(version: tuple[int, int]) -> str:
+    return f'pip install "nvidia-modelopt>={version[0]}.{version[1]}"'
 
 
 def _modelopt_version() -> tuple[int, int]:
@@ -96,10 +120,9 @@ def _modelopt_version() -> tuple[int, int]:
 
 def _check_device(recipe: Recipe, precision: Precision, device: str) -> None:
     if device == "cpu" and _modelopt_version() < recipe.cpu_since:
-        needed = ".".join(map(str, recipe.cpu_since))
         raise MachineLacks(
-            f"-p {precision.name} needs a GPU with nvidia-modelopt {importlib.metadata.version('nvidia-modelopt')}",
-            hint=f'pip install "nvidia-modelopt>={needed}" does it on a CPU',
+            f"-p {precision.name} needs a GPU with {_modelopt_name()}",
+            hint=f"{_upgrade(recipe.cpu_since)} does it on a CPU",
         )
 
 
@@ -179,7 +202,7 @@ def _export_hub(model: Any, spec: DecoderSpec, precision: Precision, folder: Pat
     with torch.inference_mode():
         export_tensorrt_llm_checkpoint(
             model,
-            _DECODER_TYPES[spec.family],
+            EXPORTERS[spec.family].decoder_type,
             dtype=getattr(torch, precision.dtype),
             export_dir=folder,
             inference_tensor_parallel=1,
@@ -207,13 +230,13 @@ def quantize_with_modelopt(
     recipe = RECIPES[precision.name]
     refuse_quantized(decoder)
     check_groups(decoder.spec, precision, tp=serving.tp)
-    if form == TRTLLM and decoder.spec.family not in _DECODER_TYPES:
+    if form == TRTLLM and decoder.spec.family not in EXPORTERS:
         raise InputRefused(
             f"modelopt has no TensorRT-LLM export for {decoder.spec.family}",
             where=decoder.location,
             hint="take -p int8 or int8-wo, which need no modelopt, or --format unified-hf",
         )
-    check_machine(precision)
+    check_machine(precision, decoder.spec.family, form)
     with tempfile.TemporaryDirectory(prefix=".trtbuild-modelopt-", dir=out.parent) as temporary, _quiet():
         plain, exported = Path(temporary, "model"), Path(temporary, "exported")
         plain.mkdir()
