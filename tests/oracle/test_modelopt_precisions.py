@@ -16,7 +16,8 @@ from trtbuild.checkpoint.spec import EMBEDDING, HEAD
 from trtbuild.checkpoint.trtllm import read_checkpoint, validate_checkpoint
 from trtbuild.errors import MachineLacks
 from trtbuild.quantize.forms import UNIFIED_HF, Serving
-from trtbuild.quantize.modelopt import RECIPES, modelopt_to, quantize_with_modelopt
+from trtbuild.quantize.modelopt import modelopt_to, quantize_with_modelopt
+from trtbuild.quantize.modelopt_recipes import RECIPES
 from trtbuild.quantize.precisions import PRECISIONS
 
 torch = pytest.importorskip("torch")
@@ -112,9 +113,9 @@ def test_unified_form_is_modelopts_own(name: str, tmp_path: Path) -> None:
 
 
 def test_an_old_modelopt_cannot_export_nvfp4_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trtbuild.quantize import modelopt
+    from trtbuild.quantize import modelopt_recipes
 
-    monkeypatch.setattr(modelopt, "_modelopt_version", lambda: (0, 37))
+    monkeypatch.setattr(modelopt_recipes, "modelopt_version", lambda: (0, 37))
     decoder = open_model(str(write_huggingface(tmp_path / "hf", "llama", **SIZES)))
     out = tmp_path / "out"
     out.mkdir()

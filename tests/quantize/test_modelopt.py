@@ -15,7 +15,8 @@ from hub_builders import cast
 from trtbuild.checkpoint.opening import open_model
 from trtbuild.errors import InputRefused, MachineLacks
 from trtbuild.quantize.forms import Serving
-from trtbuild.quantize.modelopt import RECIPES, quant_config, quantize_with_modelopt
+from trtbuild.quantize.modelopt import quantize_with_modelopt
+from trtbuild.quantize.modelopt_recipes import RECIPES, quant_config
 from trtbuild.quantize.precisions import PRECISIONS
 
 SAMPLES = [np.arange(8, dtype=np.int32)]
@@ -63,7 +64,7 @@ def test_a_missing_package_is_exit_code_4_with_the_pip_line(tmp_path: Path, monk
 def test_an_old_modelopt_without_the_export_is_named_before_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.37.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.37.0")
     decoder = open_model(str(write_huggingface(tmp_path / "hf", "qwen2")))
     with pytest.raises(MachineLacks, match=r"nvidia-modelopt 0\.37\.0 has no TensorRT-LLM export for qwen2") as caught:
         quantize_with_modelopt(decoder, PRECISIONS["fp8"], SAMPLES, tmp_path)
