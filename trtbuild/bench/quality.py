@@ -19,8 +19,6 @@ from trtbuild.bench.statistics import Interval, paired_bootstrap
 EXACT_TOKENS = 32
 """How many first tokens of an answer must be the same for an exact match."""
 
-_TEXT_BOOTSTRAP_DRAWS = 300
-
 
 @dataclass(frozen=True)
 class ScoreWindow:
@@ -31,8 +29,9 @@ class ScoreWindow:
 
 
 def cut_windows(ids: Sequence[int], window: int, stride: int) -> list[ScoreWindow]:
-    """Cut a text into windows of at most `window` tokens, `stride` apart, so that every token but the first is scored
-    exactly once: a later window scores only what the one before did not.
+    """Cut a text into windows of at most `window` tokens, `stride` apart; a later window scores only what the one
+    before did not, so no token is scored twice. The first token of a window has no context and is never scored: with
+    `stride` below `window` that is the text's first token only.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride {stride} must be between 1 and the window {window}")
@@ -123,21 +122,24 @@ def answer_quality(ours: Answers, baseline: Answers, decode: Callable[[Sequence[
 
 
 def _overlap(ours: list[str], baseline: list[str]) -> dict[str, Interval | None]:
-    """sacrebleu's BLEU and chrF, in percent; its tokenizer `zh` splits Chinese by character and the rest as `13a`."""
-    import os
+    """sacrebleu's BLEU and chrF, in percent; its tokenizer `zh` splits Chinese by character and the rest as `13a`.
 
-    os.environ.setdefault("SACREBLEU_SEED", "12345")
+    The interval of BLEU resamples answers, adding up each one's n-gram counts.
+    """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    found: dict[str, Interval | None] = {}
-    for name, metric in (("bleu", BLEU(tokenize="zh")), ("chrf", CHRF())):
-        score = metric.corpus_score(ours, [baseline], n_bootstrap=_TEXT_BOOTSTRAP_DRAWS if len(ours) > 1 else 1)
-        half, mean = getattr(score, "_ci", None), getattr(score, "_mean", None)
-        known = half is not None and mean is not None and len(ours) > 1
-        ends = (float(mean - half), min(100.0, float(mean + half))) if known else (None, None)
-        found[name] = Interval(float(score.score), *ends)
-    return found
+    bleu = BLEU(tokenize="zh", effective_order=True)
+    pairs = [bleu.sentence_score(mine, [theirs]) for mine, theirs in zip(ours, baseline, strict=True)]
+    correct, total = np.array([p.counts for p in pairs]), np.array([p.totals for p in pairs])
+    lengths = np.array([(p.sys_len, p.ref_len) for p in pairs])
+
+    def corpus(rows: npt.NDArray[np.intp]) -> float:
+        sums = (correct[rows].sum(0).tolist(), total[rows].sum(0).tolist(), *map(int, lengths[rows].sum(0)))
+        return float(BLEU.compute_bleu(*sums).score)
+
+    chrf = float(CHRF().corpus_score(ours, [baseline]).score)
+    return {"bleu": paired_bootstrap(len(pairs), corpus), "chrf": Interval(chrf, None, None)}
 
 
 def _with_intervals(measured: Mapping[str, Interval | None]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ class ScoreCache:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, zipfile.BadZipFile):  # cut short: as if it were not there
             return None
 
     def save(self, key: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:

@@ -70,6 +70,7 @@ def load_result(
         "errors": sum(len(run.errors) for run in runs),
         "error_messages": _most_common(record.error for run in runs for record in run.errors),
         **{name: interval.value if interval else None for name, interval in intervals.items() if name in RUN_METRICS},
+        "medians": {name: interval.value if interval else None for name, interval in intervals.items()},
         "intervals": {name: _ends(interval) for name, interval in intervals.items()},
         **distributions(records),
         "goodput_req_s": float(np.median(goodputs)) if goodputs else None,
@@ -203,6 +204,8 @@ def quality_result(
         reference = measured.scores if baseline is None or baseline.scores is None else baseline.scores
         scored = score_quality(measured.scores, reference)
         found |= {"perplexity": scored["perplexity"]} if reference is measured.scores else scored
+        found["window_nll"] = [-float(part.sum()) for part in measured.scores.logp]
+        found["window_tokens"] = [len(part) for part in measured.scores.logp]
     if not is_baseline and baseline is not None and baseline.answers is not None and measured.answers is not None:
         assert tokenizer is not None
         found |= answer_quality(measured.answers, baseline.answers, tokenizer.decode)
