@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from trtbuild.checkpoint.assembly import listed
+from trtbuild.checkpoint.finite import check_finite
 from trtbuild.checkpoint.safetensors import StoredTensor
 from trtbuild.checkpoint.spec import Array
 from trtbuild.checkpoint.trtllm_findings import Breach, Subject
 from trtbuild.checkpoint.trtllm_layouts import WEIGHT_ONLY_BITS, linear_modules
 from trtbuild.checkpoint.trtllm_sharding import is_vocabulary, module_of
+from trtbuild.errors import InputRefused
 
 
 def missing(subject: Subject) -> Iterator[Breach]:
@@ -140,12 +142,11 @@ def scales(subject: Subject) -> Iterator[Breach]:
 
 def finite(subject: Subject) -> Iterator[Breach]:
     for tensor in subject.stored():
-        if tensor.dtype.kind == "f" or tensor.dtype.name == "bfloat16":
-            if module_of(tensor.name)[1] in _SCALES:
-                continue
-            bad = sum(int(np.count_nonzero(~np.isfinite(chunk))) for chunk in _chunks(tensor))
-            if bad:
-                yield Breach(f"{bad} values are NaN or infinite", tensor=tensor.source)
+        if module_of(tensor.name)[1] not in _SCALES:
+            try:
+                check_finite(tensor.read(), tensor.source)
+            except InputRefused as refusal:
+                yield Breach(refusal.what, tensor=tensor.source)
 
 
 def int8_zero(subject: Subject) -> Iterator[Breach]:

@@ -70,7 +70,7 @@ def check_machine(precision: Precision, family: str, form: str) -> None:
             missing.append(package)
     if missing:
         raise MachineLacks(
-            f"-p {precision.name} is quantized by nvidia-modelopt, and {', '.join(missing)} is not installed",
+            f"-p {precision.name} is quantized by nvidia-modelopt; not installed here: {', '.join(missing)}",
             hint=_INSTALL,
         )
     if form == TRTLLM and modelopt_version() < EXPORTERS[family].since:
