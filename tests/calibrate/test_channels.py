@@ -9,6 +9,7 @@ from trtbuild.calibrate.channels import (
     BUCKETS,
     ChannelCounts,
     ChannelSum,
+    bucket_points,
     count_channels,
     first_not_finite,
     smoothed_histogram,
@@ -50,7 +51,7 @@ def test_smoothed_histogram_is_that_of_the_smoothed_values(strength: float) -> N
     x = _activations()
     maxima = np.abs(x).max(axis=0)
     multiplier = np.where(maxima > 0, np.maximum(maxima, 1e-3) ** -strength, 1).astype(np.float32)
-    derived, exact = smoothed_histogram(count_channels(x), multiplier), histogram_of(x * multiplier)
+    derived, exact = smoothed_histogram(bucket_points(count_channels(x)), multiplier), histogram_of(x * multiplier)
     assert derived.amax == exact.amax
     assert derived.exponent == exact.exponent
     assert derived.elements == exact.elements

@@ -102,24 +102,36 @@ def _bucket_points() -> Array:
 _VALUES = _bucket_points()
 
 
-def smoothed_histogram(channels: ChannelCounts, multiplier: Array) -> Histogram:
-    """Histogram of x · multiplier F32 [C] over all rows counted.
+@dataclass(frozen=True)
+class Points:
+    """The values that stand for the counts: F32 and int64 [n, _POINTS] with their channel [n], and the zeros."""
 
-    Every value is taken at its bucket's lower or upper quarter, in equal shares; the largest value is exact.
-    """
-    multiplier = np.asarray(multiplier, np.float32)
-    counts = channels.counts
-    channel, column = np.nonzero(counts)
+    maxima: Array
+    channel: Array
+    values: Array
+    counts: Array
+    zeros: int
+
+
+def bucket_points(channels: ChannelCounts) -> Points:
+    """Every value is taken at its bucket's lower or upper quarter, in equal shares."""
+    channel, column = np.nonzero(channels.counts)
     bucket = column + channels.first
-    count = counts[channel, column]
+    count = channels.counts[channel, column]
     tiny = bucket == 0
     zeros = int(count[tiny].sum())
     channel, bucket, count = channel[~tiny], bucket[~tiny], count[~tiny]
-    values = np.minimum(_VALUES[bucket - 1], channels.maxima[channel, None]) * multiplier[channel, None]
+    values = np.minimum(_VALUES[bucket - 1], channels.maxima[channel, None])
     lower = count // _POINTS
-    weights = np.stack([count - lower, lower], axis=1)
-    largest = np.max(channels.maxima * multiplier, initial=0)
+    return Points(channels.maxima, channel, values, np.stack([count - lower, lower], axis=1), zeros)
+
+
+def smoothed_histogram(points: Points, multiplier: Array) -> Histogram:
+    """Histogram of x · multiplier F32 [C] over all rows counted; the largest value is exact."""
+    multiplier = np.asarray(multiplier, np.float32)
+    values = points.values * multiplier[points.channel, None]
+    largest = np.max(points.maxima * multiplier, initial=0)
     return histogram_of(
-        np.concatenate([values.reshape(-1), [0.0, largest]]),
-        np.concatenate([weights.reshape(-1), [zeros, 0]]),
+        np.concatenate([values.reshape(-1), [np.float32(0), largest]]),
+        np.concatenate([points.counts.reshape(-1), [points.zeros, 0]]),
     )

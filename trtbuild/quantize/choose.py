@@ -9,16 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from trtbuild.calibrate.channels import smoothed_histogram
+from trtbuild.calibrate.channels import bucket_points, smoothed_histogram
 from trtbuild.calibrate.forward import (
     Layer,
     Rotary,
     dequantized,
     each_sample,
     embed,
+    fake_quantize,
     read_layer,
     rotary_table,
     single_threaded_blas,
+    token_scales,
 )
 from trtbuild.calibrate.histogram import Histogram
 from trtbuild.calibrate.record import SMOOTHING_GROUPS, LayerStatistics, Record
@@ -27,14 +29,19 @@ from trtbuild.calibrate.threshold import scale_of
 from trtbuild.checkpoint.linear import Linear
 from trtbuild.checkpoint.spec import Array, Decoder, Tensor, layer_prefix
 from trtbuild.progress import Progress, silent
-from trtbuild.quantize.int8 import rounded, weight_scales
+from trtbuild.quantize.compensate import compensated
+from trtbuild.quantize.compensate import factors as compensation_factors
+from trtbuild.quantize.int8 import weight_scales
 from trtbuild.quantize.measure import (
+    READS_RESIDUAL,
     Captured,
     Rows,
     Trial,
     capture,
     choose_rows,
+    floored,
     harm,
+    token_squares,
     try_all,
     weight_maxima,
 )
@@ -82,19 +89,36 @@ def least_error_of(method: str, trials: Sequence[Trial]) -> Trial:
     return least_error([trial for trial in trials if trial.method == method])
 
 
-def _quantize_group(
-    layer: Layer, group: str, trial: Trial, statistics: LayerStatistics, scheme: Scheme
-) -> QuantizedGroup:
-    channels = statistics.groups[group].channels
+@dataclass(frozen=True)
+class _LayerWork:
+    index: int
+    layer: Layer
+    captured: Captured
+    statistics: LayerStatistics
+    rows: Rows
+    tables: Mapping[int, Rotary]
+    scheme: Scheme
+    folder: Path
+
+
+def _quantize_group(group: str, trial: Trial, work: _LayerWork) -> QuantizedGroup:
+    layer, scheme = work.layer, work.scheme
+    channels = work.statistics.groups[group].channels
     factors = prequant_factors(channels.maxima, weight_maxima(layer, group), trial.alpha)
     prequant = scheme.effective(layer, group, factors)
+    activation_scale = scale_of(trial.threshold)
+    x = work.captured.inputs[group]
+    smooth = x * prequant
+    seen = fake_quantize(smooth, token_scales(smooth) if scheme.per_token else activation_scale)
+    sizes = np.square(x).sum(axis=1) if group in READS_RESIDUAL else token_squares(work.captured)
+    upper = compensation_factors(seen, work.rows.all_weights / floored(sizes))
     levels, scales = {}, {}
     for module in SMOOTHING_GROUPS[group]:
         divided = layer.linears[module].weight / prequant
         scales[module] = weight_scales(divided)
-        levels[module] = rounded(divided, scales[module])
+        levels[module] = compensated(divided, scales[module], upper)
     amax = float(np.max(channels.maxima * prequant, initial=0))
-    return QuantizedGroup(group, prequant, levels, scales, scale_of(trial.threshold), amax)
+    return QuantizedGroup(group, prequant, levels, scales, activation_scale, amax)
 
 
 def _as_linears(layer: Layer, quantized: QuantizedGroup, scheme: Scheme) -> dict[str, Linear]:
@@ -113,21 +137,9 @@ def _as_linears(layer: Layer, quantized: QuantizedGroup, scheme: Scheme) -> dict
     }
 
 
-@dataclass(frozen=True)
-class _LayerWork:
-    index: int
-    layer: Layer
-    captured: Captured
-    statistics: LayerStatistics
-    rows: Rows
-    tables: Mapping[int, Rotary]
-    scheme: Scheme
-    folder: Path
-
-
 def _finish_group(group: str, work: _LayerWork, trials: Mapping[str, Sequence[Trial]], choose: Choose) -> GroupChoice:
     chosen = choose(trials[group])
-    quantized = _quantize_group(work.layer, group, chosen, work.statistics, work.scheme)
+    quantized = _quantize_group(group, chosen, work)
     linears = _as_linears(work.layer, quantized, work.scheme)
     tensors = work.scheme.tensors(work.layer, quantized)
     files = {}
@@ -143,7 +155,7 @@ def _finish_group(group: str, work: _LayerWork, trials: Mapping[str, Sequence[Tr
         chosen,
         harm(work.layer, linears, work.captured, work.rows, work.tables),
         sum(levels.size for levels in quantized.levels.values()),
-        smoothed_histogram(seen.channels, quantized.prequant),
+        smoothed_histogram(bucket_points(seen.channels), quantized.prequant),
         seen.tensor,
         quantized.activation_scale,
         int((seen.channels.maxima == 0).sum()),
@@ -169,7 +181,7 @@ def choose_all(
     with single_threaded_blas(), progress.task("choosing", total=spec.num_layers) as advance:
         for index in range(spec.num_layers):
             layer, statistics = read_layer(decoder, index), record.layer(index)
-            captured = capture(states, layer, tables, rows, threads)
+            captured = capture(states, layer, tables, threads)
             trials = try_all(layer, captured, rows, statistics, scheme, threads)
             work = _LayerWork(index, layer, captured, statistics, rows, tables, scheme, folder)
             finish = functools.partial(_finish_group, work=work, trials=trials, choose=choose)

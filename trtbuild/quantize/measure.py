@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtbuild.calibrate.channels import smoothed_histogram
+from trtbuild.calibrate.channels import Points, bucket_points, smoothed_histogram
 from trtbuild.calibrate.forward import (
     Layer,
     Rotary,
@@ -30,7 +30,7 @@ from trtbuild.calibrate.forward import (
     gated,
     token_scales,
 )
-from trtbuild.calibrate.record import SMOOTHING_GROUPS, GroupStatistics, LayerStatistics, MeasuredSample
+from trtbuild.calibrate.record import SMOOTHING_GROUPS, LayerStatistics, MeasuredSample
 from trtbuild.calibrate.smoothing import ALPHAS, prequant_factors
 from trtbuild.calibrate.threshold import METHODS, scale_of
 from trtbuild.checkpoint.linear import Linear
@@ -50,10 +50,16 @@ _OUTPUTS = 96
 
 @dataclass(frozen=True)
 class Rows:
-    """Which tokens errors are measured on: per sample their positions, and over all samples their weights F32 [R]."""
+    """The tokens that errors are measured on, and what each stands for.
+
+    `positions` [R_i] are those of each sample, `index` [R] the same counted through all samples; `weights` F32 [R]
+    belong to them, `all_weights` F32 [N] to every token.
+    """
 
     positions: tuple[Array, ...]
+    index: Array
     weights: Array
+    all_weights: Array
 
 
 @dataclass(frozen=True)
@@ -68,19 +74,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class Captured:
-    """One layer over the measured samples: inputs of each group F32 [R, in] on the rows, and whole samples where the
-    harm of qkv needs them. `outputs` are the hidden states that leave the layer, whole samples."""
+    """One layer over the measured samples: the inputs F32 [N, in] of each group, all samples one below the other,
+    and the hidden states F32 [T, hidden] that leave the layer, by sample."""
 
     inputs: Mapping[str, Array]
-    qkv_inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
+
+    def rows_of(self, group: str, rows: Rows) -> Array:
+        """Inputs F32 [R, in] of a group on the chosen rows."""
+        return np.asarray(self.inputs[group][rows.index])
 
 
 def choose_rows(samples: Sequence[MeasuredSample]) -> Rows:
     """The first tokens and the most attended of each sample, and every n-th of the others, standing for the rest."""
     total = sum(len(sample.ids) for sample in samples)
     stride = max(1, total // _ROWS)
-    positions, weights = [], []
+    positions, weights, all_weights, index = [], [], [], []
+    before = 0
     for sample in samples:
         length = len(sample.ids)
         always = np.zeros(length, bool)
@@ -91,36 +101,39 @@ def choose_rows(samples: Sequence[MeasuredSample]) -> Rows:
         others = int((~always).sum())
         each = others / max(1, int((chosen & ~always).sum()))
         at = np.flatnonzero(chosen)
+        read = (1 + sample.received) / 2
         positions.append(at)
-        weights.append(np.where(always[at], 1.0, each) * (1 + sample.received[at]) / 2)
-    return Rows(tuple(positions), np.concatenate(weights).astype(np.float32))
+        index.append(before + at)
+        weights.append(np.where(always[at], 1.0, each) * read[at])
+        all_weights.append(read)
+        before += length
+    return Rows(
+        tuple(positions),
+        np.concatenate(index),
+        np.concatenate(weights).astype(np.float32),
+        np.concatenate(all_weights).astype(np.float32),
+    )
 
 
 def _capture_sample(
-    index: int, states: Sequence[Array], layer: Layer, tables: Mapping[int, Rotary], rows: Rows
-) -> tuple[dict[str, Array], Array, Array]:
+    index: int, states: Sequence[Array], layer: Layer, tables: Mapping[int, Rotary]
+) -> tuple[dict[str, Array], Array]:
     inputs: dict[str, Array] = {}
-    whole: list[Array] = []
 
     def observe(name: str, value: Array) -> None:
         if name in SMOOTHING_GROUPS:
-            inputs[name] = value[rows.positions[index]]
-        if name == "attention.qkv":
-            whole.append(value)
+            inputs[name] = value
 
     x = states[index]
-    y = decoder_layer(x, layer, tables[len(x)], observe)
-    return inputs, whole[0], y
+    return inputs, decoder_layer(x, layer, tables[len(x)], observe)
 
 
-def capture(
-    states: Sequence[Array], layer: Layer, tables: Mapping[int, Rotary], rows: Rows, threads: int | None
-) -> Captured:
+def capture(states: Sequence[Array], layer: Layer, tables: Mapping[int, Rotary], threads: int | None) -> Captured:
     """Run the layer in floating point over the hidden states of the measured samples."""
-    work = functools.partial(_capture_sample, states=states, layer=layer, tables=tables, rows=rows)
+    work = functools.partial(_capture_sample, states=states, layer=layer, tables=tables)
     parts = list(each_sample(work, range(len(states)), threads))
-    inputs = {group: np.concatenate([part[0][group] for part in parts]) for group in SMOOTHING_GROUPS}
-    return Captured(inputs, tuple(part[1] for part in parts), tuple(part[2] for part in parts))
+    inputs = {group: np.concatenate([part[0].pop(group) for part in parts]) for group in SMOOTHING_GROUPS}
+    return Captured(inputs, tuple(part[1] for part in parts))
 
 
 def sections(spec: DecoderSpec, module: str) -> tuple[int, ...]:
@@ -139,6 +152,21 @@ class _Section:
     reference: Array
 
 
+READS_RESIDUAL = ("attention.qkv", "mlp.fc")
+"""Groups whose errors are relative to their own outputs; those of the others to the residual stream they write to."""
+
+_LEAST_SHARE = 0.1
+
+
+def floored(squares: Array) -> Array:
+    """Squared sizes to divide errors by: a token with next to no output must not decide alone.
+
+    The floor is a share of the median, because a few tokens may be a thousand times larger than all others.
+    """
+    floor = max(_LEAST_SHARE * float(np.median(squares)), float(np.finfo(np.float32).tiny))
+    return np.asarray(np.maximum(squares, np.float32(floor)))
+
+
 def _sections(layer: Layer, group: str, x: Array, residual: Array) -> list[_Section]:
     spec, found = layer.spec, []
     for module in SMOOTHING_GROUPS[group]:
@@ -149,8 +177,8 @@ def _sections(layer: Layer, group: str, x: Array, residual: Array) -> list[_Sect
             exact = x @ part.T
             own = np.square(exact).sum(axis=1)
             # dense and proj add to the residual stream, whose size decides what their error means
-            reference = own if group in ("attention.qkv", "mlp.fc") else residual * (len(picked) / length)
-            found.append(_Section(part, exact, np.maximum(reference, np.finfo(np.float32).tiny)))
+            reference = own if group in READS_RESIDUAL else residual * (len(picked) / length)
+            found.append(_Section(part, exact, floored(reference)))
             start += length
     return found
 
@@ -162,11 +190,11 @@ def _try_strength(
     x: Array,
     weights: Array,
     layer: Layer,
-    statistics: GroupStatistics,
+    points: Points,
     weight_maxima: Array,
     scheme: Scheme,
 ) -> list[Trial]:
-    prequant = scheme.effective(layer, group, prequant_factors(statistics.channels.maxima, weight_maxima, alpha))
+    prequant = scheme.effective(layer, group, prequant_factors(points.maxima, weight_maxima, alpha))
     smooth = x * prequant
     stored = []
     for section in found:
@@ -176,7 +204,7 @@ def _try_strength(
     if scheme.per_token:
         candidates = [(PER_TOKEN, 0.0, fake_quantize(smooth, token_scales(smooth)))]
     else:
-        histogram = smoothed_histogram(statistics.channels, prequant)
+        histogram = smoothed_histogram(points, prequant)
         thresholds = {method: find(histogram) for method, find in METHODS.items()}
         candidates = [(m, t, fake_quantize(smooth, scale_of(t))) for m, t in thresholds.items()]
     trials = []
@@ -204,9 +232,11 @@ def try_all(
     threads: int | None,
 ) -> dict[str, list[Trial]]:
     """Every strength of ALPHAS with every method, for each smoothing group of a layer."""
-    residual = row_squares(captured.outputs, rows)
+    residual = token_squares(captured)[rows.index]
+    seen = {group: captured.rows_of(group, rows) for group in SMOOTHING_GROUPS}
+    points = {group: bucket_points(statistics.groups[group].channels) for group in SMOOTHING_GROUPS}
     maxima = {group: weight_maxima(layer, group) for group in SMOOTHING_GROUPS}
-    found = {group: _sections(layer, group, captured.inputs[group], residual) for group in SMOOTHING_GROUPS}
+    found = {group: _sections(layer, group, seen[group], residual) for group in SMOOTHING_GROUPS}
 
     def run(task: tuple[str, float | None]) -> list[Trial]:
         group, alpha = task
@@ -214,10 +244,10 @@ def try_all(
             alpha,
             group,
             found[group],
-            captured.inputs[group],
+            seen[group],
             rows.weights,
             layer,
-            statistics.groups[group],
+            points[group],
             maxima[group],
             scheme,
         )
@@ -229,10 +259,9 @@ def try_all(
     return trials
 
 
-def row_squares(samples: Sequence[Array], rows: Rows) -> Array:
-    """‖x_t‖² F32 [R] of the chosen rows."""
-    chosen = [sample[at] for sample, at in zip(samples, rows.positions, strict=True)]
-    return np.asarray(np.square(np.concatenate(chosen)).sum(axis=1))
+def token_squares(captured: Captured) -> Array:
+    """‖x_t‖² F32 [N] of the hidden states that leave the layer."""
+    return np.concatenate([np.square(output).sum(axis=1) for output in captured.outputs])
 
 
 def harm(
@@ -243,7 +272,7 @@ def harm(
     `quantized` holds the group's linears as they would run (`forward.dequantized`), by module.
     """
     change = _CHANGES[next(iter(quantized))](layer, quantized, captured, rows, tables)
-    reference = np.maximum(row_squares(captured.outputs, rows), np.finfo(np.float32).tiny)
+    reference = floored(token_squares(captured)[rows.index])
     return float(rows.weights @ (np.square(change).sum(axis=1) / reference) / rows.weights.sum())
 
 
@@ -254,30 +283,31 @@ def _change_directly(
     layer: Layer, quantized: Mapping[str, Linear], captured: Captured, rows: Rows, tables: Mapping[int, Rotary]
 ) -> Array:
     """dense and proj write to the residual stream themselves."""
-    del rows, tables
+    del tables
     ((module, linear),) = quantized.items()
-    x = captured.inputs[module]
+    x = captured.rows_of(module, rows)
     return np.asarray(apply_linear(x, linear) - apply_linear(x, layer.linears[module]))
 
 
 def _change_through_proj(
     layer: Layer, quantized: Mapping[str, Linear], captured: Captured, rows: Rows, tables: Mapping[int, Rotary]
 ) -> Array:
-    del rows, tables
-    x = captured.inputs["mlp.fc"]
+    del tables
+    x = captured.rows_of("mlp.fc", rows)
     inner = gated(apply_linear(x, quantized["mlp.fc"]), apply_linear(x, quantized["mlp.gate"]), layer)
-    return np.asarray((inner - captured.inputs["mlp.proj"]) @ layer.linears["mlp.proj"].weight.T)
+    return np.asarray((inner - captured.rows_of("mlp.proj", rows)) @ layer.linears["mlp.proj"].weight.T)
 
 
 def _change_through_attention(
     layer: Layer, quantized: Mapping[str, Linear], captured: Captured, rows: Rows, tables: Mapping[int, Rotary]
 ) -> Array:
     linear = quantized["attention.qkv"]
+    lengths = [len(output) for output in captured.outputs]
+    inputs = np.split(captured.inputs["attention.qkv"], np.cumsum(lengths)[:-1])
     mixed = [
-        attend(apply_linear(x, linear), layer, tables[len(x)])[at]
-        for x, at in zip(captured.qkv_inputs, rows.positions, strict=True)
+        attend(apply_linear(x, linear), layer, tables[len(x)])[at] for x, at in zip(inputs, rows.positions, strict=True)
     ]
-    change = np.concatenate(mixed) - captured.inputs["attention.dense"]
+    change = np.concatenate(mixed) - captured.rows_of("attention.dense", rows)
     return np.asarray(change @ layer.linears["attention.dense"].weight.T)
 
 
