@@ -117,8 +117,8 @@ class _Notes:
         self.titles: list[str] = []
         self.notes: list[str] = []
 
-    def task(self, title: str, total: float):
-
+    @contextlib.contextmanager
+    def task(self, title: str, total: float) -> Iterator[Callable[[float], None]]:
         del total
         self.titles.append(title)
         yield [].append
