@@ -15,7 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from builders import write_tokenizer
+
 from trtbuild.bench.driver import EngineMemory, Request, TokenEvent
+from trtbuild.bench.engines import EngineSource
+from trtbuild.store.fingerprint import fingerprint_json
+from trtbuild.targets.base import Limits
 
 MEMORY = EngineMemory(weights_bytes=1000, kv_pool_bytes=500, kv_bytes_per_token=5, kv_pool_tokens=100)
 
@@ -167,5 +173,47 @@ STEPS: dict[str, Callable[..., Callable[[int], float]]] = {"capacity": capacity_
 def open_driver(folder: Path) -> BatchServer:
     """The server that `simulated.json` in `folder` describes; `step` is [name, arguments…]."""
     settings: dict[str, Any] = json.loads((folder / "simulated.json").read_text())
+    settings.pop("loss", None)
     name, *arguments = settings.pop("step")
     return BatchServer(STEPS[name](*arguments), **settings)
+
+
+class TableScorer:
+    """A bigram model: a table of logits. `loss` makes it surer of itself than it should be: perplexity rises by it."""
+
+    def __init__(self, vocab_size: int, loss: float) -> None:
+        rng = np.random.default_rng(0)
+        table, noise = rng.normal(0, 1, (2, vocab_size, vocab_size))
+        self.table = (table * (1 + loss) + 0.5 * loss * noise).astype(np.float32)
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        return self.table[np.asarray(ids)]
+
+    def close(self) -> None:
+        pass
+
+
+def open_scorer(folder: Path) -> TableScorer:
+    """The scorer of the engine in `folder`; `loss` in `simulated.json` makes it worse."""
+    return TableScorer(96, json.loads((folder / "simulated.json").read_text()).get("loss", 0.0))
+
+
+def make_engine(folder: Path, name: str, *, tokenizer: bool = False, **settings: Any) -> EngineSource:
+    """A simulated engine in `folder`/`name`; with a tokenizer it can be asked text and scored."""
+    path = folder / name
+    path.mkdir(exist_ok=True)
+    (path / "simulated.json").write_text(json.dumps({"step": ["smooth", 0.01, 0.001], **settings}))
+    if tokenizer:
+        write_tokenizer(path, 96)
+    return EngineSource(
+        name=name,
+        precision=name,
+        target="simulated",
+        path=path,
+        driver="simulated:open_driver",
+        scorer="simulated:open_scorer" if tokenizer else None,
+        limits=Limits(max_batch_size=64, max_input_len=4096, max_seq_len=8192) if tokenizer else None,
+        size_bytes=1000,
+        vocab_size=96,
+        fingerprint=fingerprint_json({"name": name, **settings}),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from simulated import make_engine as engine
 
 from trtbuild.bench.benchmark import BenchResult, failure_of, measure_sources
 from trtbuild.bench.engines import EngineSource
@@ -23,16 +24,6 @@ from trtbuild.bench.report.writing import read_bench, write_reports
 from trtbuild.bench.settings import Overrides
 from trtbuild.errors import InputRefused, UsageError
 from trtbuild.profile import Profile, Slo, Workload
-
-
-def engine(folder: Path, name: str, **settings: Any) -> EngineSource:
-    path = folder / name
-    path.mkdir(exist_ok=True)
-    (path / "simulated.json").write_text(json.dumps({"step": ["smooth", 0.01, 0.001], **settings}))
-    return EngineSource(
-        name, name, "simulated", path, "simulated:open_driver", None, None, 1000, vocab_size=50, fingerprint=name * 8
-    )
-
 
 WORK = Workload(
     prompts="synthetic",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,20 @@ class Comparison:
         more = f" and {len(worst) - 3} more" if len(worst) > 3 else ""
         return VerdictFailed(f"regression against the earlier run: {said}{more}")
 
+    def text(self) -> str:
+        """One line per change that is one, a count of those that are not, and the remarks."""
+        real = [c for c in self.changes if c.verdict != _SAME]
+        lines = [f"{c.verdict}: {c.engine} {c.what} {c.old:.4g} → {c.new:.4g} ({c.change_pct:+.1f} %)" for c in real]
+        same = len(self.changes) - len(real)
+        lines.append(f"{same} of {len(self.changes)} values not distinguishable from the earlier run")
+        return "\n".join([*lines, *self.remarks])
 
-def compare(old: Document, new: Document) -> Comparison:
+    def to_json(self) -> dict[str, Any]:
+        """What bench.json keeps of it."""
+        return {"changes": [asdict(change) for change in self.changes], "remarks": list(self.remarks)}
+
+
+def compare_runs(old: Document, new: Document) -> Comparison:
     """Compare the engines and loads two runs have in common; an engine that is new or gone is only remarked."""
     before = {result["name"]: result for result in old["results"]}
     after = {result["name"]: result for result in new["results"]}
@@ -98,7 +110,7 @@ def _speed(name: str, old: Result, new: Result) -> Iterator[Change]:
 
 
 def _interval(load: Result, metric: str) -> Interval | None:
-    value = load["medians"].get(metric)
+    value = (load.get("medians") or {}).get(metric)
     ends: Sequence[float] | None = load["intervals"].get(metric)
     if value is None:
         return None
@@ -129,12 +141,3 @@ def _quality(name: str, old: Result, new: Result) -> Iterator[Change]:
     if change.low is not None and change.high is not None and abs(change.value) > 0.05:
         verdict = _WORSE if change.low > 0 else _BETTER if change.high < 0 else _SAME
     yield Change(name, "perplexity", old["perplexity"], new["perplexity"], change.value, verdict)
-
-
-def comparison_text(comparison: Comparison) -> str:
-    """One line per change that is one, a count of those that are not, and the remarks."""
-    real = [c for c in comparison.changes if c.verdict != _SAME]
-    lines = [f"{c.verdict}: {c.engine} {c.what} {c.old:.4g} → {c.new:.4g} ({c.change_pct:+.1f} %)" for c in real]
-    same = len(comparison.changes) - len(real)
-    lines.append(f"{same} of {len(comparison.changes)} values not distinguishable from the earlier run")
-    return "\n".join([*lines, *comparison.remarks])
