@@ -15,9 +15,11 @@ from builders import write_huggingface
 from hub_builders import ALGOS, cast, in_memory, quantized
 from safetensors.numpy import load_file
 
+from trtbuild.checkpoint.architectures import ARCHITECTURES
 from trtbuild.checkpoint.opening import open_model
 from trtbuild.checkpoint.spec import Decoder, Tensor
 from trtbuild.checkpoint.trtllm import read_checkpoint, validate_checkpoint, write_checkpoint
+from trtbuild.checkpoint.trtllm_config import FAMILIES, FAMILY_OF
 from trtbuild.errors import InputRefused, UsageError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -83,6 +85,11 @@ FAMILY_KEYS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "Qwen3ForCausalLM", "qwen_type": "qwen3", "attn_bias": False, "qk_layernorm": True},
     "phi3": {"architecture": "Phi3ForCausalLM", "hidden_act": "swiglu"},
 }
+
+
+def test_every_family_has_its_tensorrt_llm_side() -> None:
+    assert set(FAMILIES) == set(ARCHITECTURES) == set(FAMILY_KEYS)
+    assert set(FAMILY_OF.values()) == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("family", FAMILY_KEYS)

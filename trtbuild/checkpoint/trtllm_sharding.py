@@ -141,7 +141,11 @@ def cut_axis(name: str, shape: tuple[int, ...], embedding_axis: int | None) -> i
     return None if axis is None or axis >= len(shape) or math.prod(shape) == 1 else axis
 
 
-def row_sections(spec: DecoderSpec, module: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+Sections = tuple[tuple[int, ...], tuple[int, ...]]
+"""Lengths and units of the parts of a tensor's rows that are cut separately; see `Split`."""
+
+
+def row_sections(spec: DecoderSpec, module: str) -> Sections | None:
     """(lengths, units) of the sections of a module's rows that are cut separately, None when there is only one."""
     if module == "attention.qkv":
         return (spec.q_rows, spec.kv_rows, spec.kv_rows), (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
@@ -154,17 +158,11 @@ _PACKINGS = (1, 2)
 """Rows of the weight in one row of the tensor: 4-bit types pack two."""
 
 
-def _cut(spec: DecoderSpec, name: str, axis: int, tp: int, matches: Callable[[Split], bool]) -> Split | None:
-    module, _ = module_of(name)
-    sections = row_sections(spec, module)
-    if sections is None:
-        return None
+def _sectioned(sections: Sections, axis: int, tp: int, fits: Callable[[Split], bool]) -> Split | None:
+    """The split of a tensor whose rows have sections, in the first packing that fits."""
     lengths, units = sections
-    for packing in _PACKINGS:
-        split = Split(axis, tuple(length // packing for length in lengths), units, tp)
-        if matches(split):
-            return split
-    return None
+    splits = (Split(axis, tuple(length // packing for length in lengths), units, tp) for packing in _PACKINGS)
+    return next(filter(fits, splits), None)
 
 
 def split_whole(
@@ -177,10 +175,11 @@ def split_whole(
     length = shape[axis]
     if is_vocabulary(name) and axis == 0:
         return Split(axis, (length,), (length,), tp, share=math.ceil(length / tp))
-    if row_sections(spec, module_of(name)[0]) is not None:
-        split = _cut(spec, name, axis, tp, lambda split: sum(split.sections) == length)
+    sections = row_sections(spec, module_of(name)[0])
+    if sections is None:
+        split: Split | None = Split(axis, (length,), (length,), tp)
     else:
-        split = Split(axis, (length,), (length,), tp)
+        split = _sectioned(sections, axis, tp, lambda split: sum(split.sections) == length)
     if split is None or any(n % min(tp, u) for n, u in zip(split.sections, split.units, strict=True)):
         return None
     return split
@@ -198,9 +197,10 @@ def split_local(
         if length * tp < spec.vocab_size:
             return None
         return Split(axis, (spec.vocab_size,), (spec.vocab_size,), tp, share=length)
-    if row_sections(spec, module_of(name)[0]) is not None:
-        return _cut(spec, name, axis, tp, lambda split: split.local_length == length)
-    return Split(axis, (length * tp,), (length * tp,), tp)
+    sections = row_sections(spec, module_of(name)[0])
+    if sections is None:
+        return Split(axis, (length * tp,), (length * tp,), tp)
+    return _sectioned(sections, axis, tp, lambda split: split.local_length == length)
 
 
 def is_vocabulary(name: str) -> bool:
