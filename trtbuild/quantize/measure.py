@@ -46,6 +46,8 @@ _FIRST_TOKENS = 4
 _MOST_ATTENDED = 4
 _OUTPUTS = 96
 """Outputs of each section of a linear that errors are measured on while strengths are compared."""
+_LARGEST_OUTPUTS = 16
+"""How many of them are those of most energy: massive activations leave through one or two outputs."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,12 @@ def sections(spec: DecoderSpec, module: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Section:
-    """Some outputs of one section: weight F32 [o, in], their exact outputs F32 [R, o], reference [R] of the error."""
+    """Some outputs of one section: weight F32 [o, in], exact outputs F32 [R, o], what each output stands for [o], and
+    the reference [R] of the error."""
 
     weight: Array
     exact: Array
+    share: Array
     reference: Array
 
 
@@ -167,20 +171,29 @@ def floored(squares: Array) -> Array:
     return np.asarray(np.maximum(squares, np.float32(floor)))
 
 
-def _sections(layer: Layer, group: str, x: Array, residual: Array) -> list[_Section]:
-    spec, found = layer.spec, []
+def _sections(layer: Layer, group: str, x: Array, weights: Array, residual: Array) -> list[_Section]:
+    found = []
     for module in SMOOTHING_GROUPS[group]:
-        weight, start = layer.linears[module].weight, 0
-        for length in sections(spec, module):
-            picked = start + np.linspace(0, length - 1, min(length, _OUTPUTS)).astype(np.int64)
-            part = weight[picked]
-            exact = x @ part.T
-            own = np.square(exact).sum(axis=1)
+        ends = np.cumsum(sections(layer.spec, module))[:-1]
+        for weight in np.split(layer.linears[module].weight, ends):
+            exact = x @ weight.T
             # dense and proj add to the residual stream, whose size decides what their error means
-            reference = own if group in READS_RESIDUAL else residual * (len(picked) / length)
-            found.append(_Section(part, exact, floored(reference)))
-            start += length
+            reference = floored(np.square(exact).sum(axis=1) if group in READS_RESIDUAL else residual)
+            picked, share = _pick_outputs(weights @ (np.square(exact) / reference[:, None]))
+            found.append(_Section(weight[picked], np.ascontiguousarray(exact[:, picked]), share, reference))
     return found
+
+
+def _pick_outputs(energy: Array) -> tuple[Array, Array]:
+    """The outputs of most energy [out], and some of the others with the number each of them stands for, F32."""
+    order = np.argsort(-energy, kind="stable")
+    if len(order) <= _OUTPUTS:
+        return np.sort(order), np.ones(len(order), np.float32)
+    first, rest = order[:_LARGEST_OUTPUTS], np.sort(order[_LARGEST_OUTPUTS:])
+    others = rest[np.linspace(0, len(rest) - 1, _OUTPUTS - _LARGEST_OUTPUTS).astype(np.int64)]
+    share = np.ones(_OUTPUTS, np.float32)
+    share[_LARGEST_OUTPUTS:] = len(rest) / len(others)
+    return np.concatenate([first, others]), share
 
 
 def _try_strength(
@@ -210,7 +223,7 @@ def _try_strength(
     trials = []
     for method, threshold, seen in candidates:
         errors = [
-            float(weights @ (np.square(seen @ weight.T - section.exact).sum(axis=1) / section.reference))
+            float(weights @ (np.square(seen @ weight.T - section.exact) @ section.share / section.reference))
             for section, weight in zip(found, stored, strict=True)
         ]
         trials.append(Trial(alpha, method, threshold, float(np.mean(errors) / weights.sum())))
@@ -236,7 +249,7 @@ def try_all(
     seen = {group: captured.rows_of(group, rows) for group in SMOOTHING_GROUPS}
     points = {group: bucket_points(statistics.groups[group].channels) for group in SMOOTHING_GROUPS}
     maxima = {group: weight_maxima(layer, group) for group in SMOOTHING_GROUPS}
-    found = {group: _sections(layer, group, seen[group], residual) for group in SMOOTHING_GROUPS}
+    found = {group: _sections(layer, group, seen[group], rows.weights, residual) for group in SMOOTHING_GROUPS}
 
     def run(task: tuple[str, float | None]) -> list[Trial]:
         group, alpha = task
