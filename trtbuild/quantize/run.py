@@ -78,14 +78,17 @@ class Request:
 def hold_out(samples: Sequence[Array], tokens: int = VALIDATION_TOKENS) -> tuple[list[Array], list[Array]]:
     """Split samples into those to calibrate with and at least `tokens` tokens to validate on.
 
-    Decided by the hash of each sample, so the order given does not matter. At most half of the samples are set aside.
+    Decided by the hash of each sample, so the order given does not matter. At most half of the samples are set aside,
+    and a sample that occurs on both sides is not calibrated with.
     """
     order = sorted(samples, key=sample_hash, reverse=True)
     taken = count = 0
     while count < len(order) // 2 and taken < tokens:
         taken += len(order[count])
         count += 1
-    return order[count:], order[:count]
+    held = {sample_hash(ids) for ids in order[:count]}
+    kept = [ids for ids in order[count:] if sample_hash(ids) not in held]
+    return (kept, order[:count]) if kept else (order, [])
 
 
 def quantize_to(
