@@ -13,9 +13,9 @@ from builders import write_huggingface
 from hub_builders import cast
 
 from trtbuild.checkpoint.opening import open_model
-from trtbuild.errors import InputRefused, MachineLacks
-from trtbuild.quantize.forms import Serving
-from trtbuild.quantize.modelopt import quantize_with_modelopt
+from trtbuild.errors import InputRefused, MachineLacks, UsageError
+from trtbuild.quantize.forms import UNIFIED_HF, Serving
+from trtbuild.quantize.modelopt import modelopt_to, quantize_with_modelopt
 from trtbuild.quantize.modelopt_recipes import RECIPES, quant_config
 from trtbuild.quantize.precisions import PRECISIONS
 
@@ -45,6 +45,20 @@ def test_phi3_has_no_export(tmp_path: Path) -> None:
     with pytest.raises(InputRefused, match="no TensorRT-LLM export for phi3") as caught:
         quantize_with_modelopt(decoder, PRECISIONS["fp8"], SAMPLES, tmp_path)
     assert "unified-hf" in str(caught.value.hint)
+
+
+def test_unified_checkpoints_have_no_int8_kv_cache(tmp_path: Path) -> None:
+    decoder = open_model(str(write_huggingface(tmp_path / "hf")))
+    with pytest.raises(InputRefused, match="no INT8 KV cache"):
+        quantize_with_modelopt(decoder, PRECISIONS["fp8"], SAMPLES, tmp_path, form=UNIFIED_HF, kv_cache="int8")
+
+
+@pytest.mark.parametrize(("precision", "kv_cache"), [("int8", None), ("fp8", "int3")])
+def test_names_that_mean_nothing_here(precision: str, kv_cache: str | None, tmp_path: Path) -> None:
+    decoder = open_model(str(write_huggingface(tmp_path / "hf")))
+    with pytest.raises(UsageError):
+        modelopt_to(decoder, tmp_path / "out", precision, SAMPLES, kv_cache=kv_cache)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_package_is_exit_code_4_with_the_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from trtbuild.progress import Progress, silent
 from trtbuild.quantize import llm_api
 from trtbuild.quantize.cast import refuse_quantized
 from trtbuild.quantize.forms import TRTLLM, UNIFIED_HF, Serving, form_of
+from trtbuild.quantize.kv_cache import kv_kind
 from trtbuild.quantize.modelopt_recipes import (
     EXPORTERS,
     PACKAGES,
@@ -38,7 +39,7 @@ from trtbuild.quantize.modelopt_recipes import (
 )
 from trtbuild.quantize.modelopt_repair import check_groups, repaired, require_valid
 from trtbuild.quantize.precisions import Precision, precision_of
-from trtbuild.quantize.unified_hf import write_unified_hf
+from trtbuild.quantize.unified_hf import check_kv_cache, write_unified_hf
 from trtbuild.store.atomic import atomic_directory
 from trtbuild.store.fingerprint import fingerprint_json
 from trtbuild.store.manifest import write_manifest
@@ -136,8 +137,10 @@ def quantize_with_modelopt(
             where=decoder.location,
             hint="take -p int8 or int8-wo, which need no modelopt, or --format unified-hf",
         )
+    if form == UNIFIED_HF and kv_cache is not None:
+        check_kv_cache(kv_cache.upper(), decoder.location)
     check_machine(precision, decoder.spec.family, form)
-    with tempfile.TemporaryDirectory(prefix=".trtbuild-modelopt-", dir=out.parent) as temporary, _quiet():
+    with tempfile.TemporaryDirectory(prefix=".modelopt-", dir=out) as temporary, _quiet():
         plain, exported = Path(temporary, "model"), Path(temporary, "exported")
         plain.mkdir()
         write_unified_hf(decoder, plain, progress=progress)
@@ -179,11 +182,13 @@ def modelopt_to(
 ) -> None:
     """`quantize_with_modelopt` into the folder `out`, whole or not at all, with its manifest.
 
-    Raises UsageError for a precision that modelopt does not write, and what `quantize_with_modelopt` raises.
+    Raises UsageError for a precision that modelopt does not write or an unknown KV type, and what `quantize_with_modelopt` raises.
     """
     row = precision_of(precision)
     if row.name not in RECIPES:
         raise UsageError(f"{precision} is not quantized by modelopt", hint=f"these are: {', '.join(RECIPES)}")
+    if kv_cache is not None:
+        kv_kind(kv_cache)
     settings = {
         "precision": row.name,
         "format": form,

@@ -43,6 +43,16 @@ def _excluded(decoder: Decoder) -> list[str]:
     return sorted([*_HEAD_MODULES, *modules])
 
 
+def check_kv_cache(kv_cache_quant_algo: str | None, where: str) -> None:
+    """Raise InputRefused for a KV cache type that the format, and modelopt's exporter, does not have."""
+    if kv_cache_quant_algo not in (None, "FP8"):
+        raise InputRefused(
+            f"unified Hugging Face checkpoints have no {kv_cache_quant_algo} KV cache",
+            where=where,
+            hint="leave the KV cache in float, or take --kv-cache fp8",
+        )
+
+
 def _check(decoder: Decoder) -> None:
     quantization = decoder.quantization
     if quantization.quant_algo not in (None, *FORMATS):
@@ -51,12 +61,7 @@ def _check(decoder: Decoder) -> None:
             where=decoder.location,
             hint=f"exported are unquantized models, {', '.join(FORMATS)}; the rest with -p through modelopt",
         )
-    if quantization.kv_cache_quant_algo not in (None, "FP8"):
-        raise InputRefused(
-            f"unified Hugging Face checkpoints have no {quantization.kv_cache_quant_algo} KV cache",
-            where=decoder.location,
-            hint="leave the KV cache in float, or take --kv-cache fp8",
-        )
+    check_kv_cache(quantization.kv_cache_quant_algo, decoder.location)
 
 
 def _quantization_blocks(decoder: Decoder) -> tuple[dict[str, Any], dict[str, Any]]:
