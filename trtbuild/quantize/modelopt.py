@@ -182,7 +182,8 @@ def modelopt_to(
 ) -> None:
     """`quantize_with_modelopt` into the folder `out`, whole or not at all, with its manifest.
 
-    Raises UsageError for a precision that modelopt does not write or an unknown KV type, and what `quantize_with_modelopt` raises.
+    Raises UsageError for a precision that modelopt does not write or an unknown KV type, and what
+    `quantize_with_modelopt` raises.
     """
     row = precision_of(precision)
     if row.name not in RECIPES:
