@@ -25,11 +25,23 @@ def _largest(repeats: list[tuple[str, Any, Any]], key: str) -> tuple[float, str]
 
 
 def _little(repeats: list[tuple[str, Any, Any]]) -> str:
-    worst = _largest(repeats, "little_discrepancy_pct")
-    if worst is None:
+    known = [(name, load, run) for name, load, run in repeats if run["little_discrepancy_pct"] is not None]
+    if not known:
         return "Little's law could not be checked"
-    verdict = "holds" if worst[0] <= LITTLE_TOLERANCE_PCT else "DOES NOT HOLD: the window was too short or not steady"
-    return f"Little's law N = X·R {verdict}; largest discrepancy {worst[0]:.1f} % ({worst[1]})"
+    broken = [f"{name}, {load['load']}" for name, load, run in known if not _obeys_little(run)]
+    largest = max(abs(run["little_discrepancy_pct"]) for _, _, run in known)
+    if not broken:
+        return f"Little's law N = X·R holds in all {len(known)} windows; largest discrepancy {largest:.1f} %"
+    return (
+        f"Little's law N = X·R DOES NOT HOLD in {len(broken)} of {len(known)} windows, which were too short or not "
+        f"steady; largest discrepancy {largest:.1f} % (first: {broken[0]})"
+    )
+
+
+def _obeys_little(run: Mapping[str, Any]) -> bool:
+    """A window cuts through the requests in flight at its ends: their share of all requests is no discrepancy."""
+    edges = 100 * (run["mean_in_flight"] or 0.0) / max(1, run["requests"])
+    return bool(abs(run["little_discrepancy_pct"]) <= max(LITTLE_TOLERANCE_PCT, edges))
 
 
 def _client(repeats: list[tuple[str, Any, Any]]) -> str:
@@ -50,9 +62,14 @@ def _warmup(repeats: list[tuple[str, Any, Any]]) -> str:
 
 
 def _cut(repeats: list[tuple[str, Any, Any]]) -> Iterator[str]:
-    for name, load, run in repeats:
+    reasons: dict[str, dict[str, int]] = {}
+    for name, _, run in repeats:
         if run["stop_reason"] not in ("enough requests and time", "all requests answered"):
-            yield f"{name}, {load['load']}: ended by {run['stop_reason']}"
+            per = reasons.setdefault(run["stop_reason"], {})
+            per[name] = per.get(name, 0) + 1
+    for reason, per in reasons.items():
+        counts = ", ".join(f"{name} {count}" for name, count in per.items())
+        yield f"{sum(per.values())} of {len(repeats)} windows were ended by: {reason} ({counts})"
 
 
 def not_distinguishable(document: Mapping[str, Any]) -> list[str]:

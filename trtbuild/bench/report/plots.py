@@ -172,8 +172,9 @@ def quality_speed(document: Document) -> str | None:
     if not drawn:
         return None
     budget = document["settings"]["budget"]["max_perplexity_change_pct"]
+    ceiling = _ceiling([change for _, _, _, _, change, _ in drawn], budget)
     xs = [x for _, _, _, speed, _, _ in drawn for x in speed]
-    ys = [y for _, _, _, _, _, ends in drawn for y in ends] + ([budget] if budget is not None else [])
+    ys = [min(y, ceiling) for _, _, _, _, _, ends in drawn for y in ends] + ([budget] if budget is not None else [])
     said = "; ".join(f"{name} {change:+.2f} % at {number(x)} tok/s" for _, name, x, _, change, _ in drawn)
     chart = Chart(
         "Quality against speed",
@@ -185,14 +186,37 @@ def quality_speed(document: Document) -> str | None:
     )
     if budget is not None:
         chart.rule(budget, f"allowed: {budget:g} %")
-    middle = sum(chart.x_range) / 2
+    labels = []
     for series, name, x, speed, change, ends in drawn:
-        chart.whisker((speed[0], change), (speed[1], change), series)
-        chart.whisker((x, ends[0]), (x, ends[1]), series)
-        chart.point(x, change, series, f"{name}: {change:+.2f} % at {number(x)} tok/s")
-        left = x > middle
-        chart.text(x, change, name, dx=-8 if left else 8, dy=-8, anchor="end" if left else "start")
+        at, low, high = (min(y, ceiling) for y in (change, *ends))
+        chart.whisker((speed[0], at), (speed[1], at), series)
+        chart.whisker((x, low), (x, high), series)
+        chart.point(x, at, series, f"{name}: {change:+.2f} % at {number(x)} tok/s")
+        labels.append((x, at, name if change <= ceiling else f"{name} {change:+.0f} % ↑"))
+    _place_labels(chart, labels)
     return chart.render("plot-quality")
+
+
+def _ceiling(changes: Sequence[float], budget: float | None) -> float:
+    """Where the axis ends: one engine that is far beyond the budget must not press all others onto one line."""
+    allowed = 4 * budget if budget else float("inf")
+    return allowed if max(changes) > allowed else float("inf")
+
+
+def _place_labels(chart: Chart, labels: Sequence[tuple[float, float, str]]) -> None:
+    """Write names beside their points; a name that would cover another one moves up or down until it does not."""
+    middle, taken = sum(chart.x_range) / 2, list[tuple[float, float, float]]()
+    for x, y, text in sorted(labels, key=lambda item: -item[1]):
+        left, width = x > middle, 7.5 * len(text) + 8
+        start = chart.x(x) - width - 8 if left else chart.x(x) + 8
+        offsets = (-8, 18, -24, 34, -40, 50, -56)
+        dy = next((d for d in offsets if not _covers(start, chart.y(y) + d, width, taken)), -8)
+        taken.append((start, chart.y(y) + dy, width))
+        chart.text(x, y, text, dx=-8 if left else 8, dy=dy, anchor="end" if left else "start")
+
+
+def _covers(start: float, baseline: float, width: float, taken: Sequence[tuple[float, float, float]]) -> bool:
+    return any(abs(baseline - y) < 15 and start < x + w and x < start + width for x, y, w in taken)
 
 
 PLOTS: tuple[Plot, ...] = (

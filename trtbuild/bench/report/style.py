@@ -33,7 +33,7 @@ figure{margin:0;border:1px solid var(--line);border-radius:.4rem;padding:.8rem .
 figcaption{color:var(--soft);font-size:.88rem;margin-top:.3rem}
 figure>svg{width:100%;height:auto;display:block}
 svg text{fill:var(--soft);font-size:13px;font-family:inherit}svg text.axis,svg .note,svg .strong{fill:var(--fg)}
-svg .strong{font-weight:600}
+svg .strong{font-weight:600}svg .note{paint-order:stroke;stroke:var(--bg);stroke-width:3px}
 .grid{stroke:var(--line);stroke-width:1}.line{fill:none;stroke-width:2.2}.ring{fill:none;stroke-width:2.5}
 .whisker{stroke-width:1.6}.limit{stroke:var(--bad);stroke-width:1.4;stroke-dasharray:6 4}
 .m0{fill:var(--m0)}.m1{fill:var(--m1)}.m2{fill:var(--m2)}
