@@ -103,7 +103,7 @@ class Footprint:
     kv_bytes_per_token: int
     activation_bytes: int
     runtime_bytes: int
-    """Of the runtime itself: libraries, kernels, buffers that do not depend on the model."""
+    """Of the runtime itself: libraries, kernels, and its own copies of the weights where it makes any."""
     kv_free_fraction: float | None = None
     """Share of the memory left free that the KV pool takes; None where the pool is exactly as large as asked for."""
 

@@ -7,14 +7,17 @@ from trtbuild.checkpoint.spec import LINEAR_MODULES, DecoderSpec, Quantization, 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def weight_bytes(spec: DecoderSpec, quantization: Quantization) -> int:
-    """Bytes of the weights in the engine's file: quantized linears one byte each, a tied head once."""
-    float_bytes = DTYPE_BYTES[spec.dtype]
-    tables = spec.vocab_size * spec.hidden_size * float_bytes
-    total = tables if spec.tie_word_embeddings else 2 * tables
-    for layer in range(spec.num_layers):
-        for module in LINEAR_MODULES:
-            rows, columns = spec.linear_shape(module)
-            quantized = quantization.quantizes(module_path(layer, module))
-            total += rows * columns * (1 if quantized else float_bytes) + (rows * 4 if quantized else 0)
+def layer_bytes(spec: DecoderSpec, quantization: Quantization, layer: int = 0) -> int:
+    """Bytes of the linear weights of one layer: quantized ones one byte each, with an FP32 scale per row."""
+    total = 0
+    for module in LINEAR_MODULES:
+        rows, columns = spec.linear_shape(module)
+        quantized = quantization.quantizes(module_path(layer, module))
+        total += rows * columns + rows * 4 if quantized else rows * columns * DTYPE_BYTES[spec.dtype]
     return total
+
+
+def weight_bytes(spec: DecoderSpec, quantization: Quantization) -> int:
+    """Bytes of the weights in the engine's file, a tied head once."""
+    tables = spec.vocab_size * spec.hidden_size * DTYPE_BYTES[spec.dtype] * (1 if spec.tie_word_embeddings else 2)
+    return tables + sum(layer_bytes(spec, quantization, layer) for layer in range(spec.num_layers))

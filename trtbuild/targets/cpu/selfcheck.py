@@ -28,10 +28,10 @@ from trtbuild.calibrate.forward import (
     rotary_table,
     single_threaded_blas,
 )
-from trtbuild.checkpoint.spec import FINAL_NORM, Array, Decoder, DecoderSpec, Quantization
+from trtbuild.checkpoint.spec import FINAL_NORM, Array, Decoder
 from trtbuild.targets.cpu.loading import MODEL_XML
 from trtbuild.targets.cpu.slices import each_slice, slice_bounds
-from trtbuild.targets.sizes import weight_bytes
+from trtbuild.targets.sizes import layer_bytes
 
 TOLERANCE = 1e-3
 """Largest relative difference of logits or of a layer's output. Wrong arithmetic (saturation, a lost scale, bfloat16
@@ -162,17 +162,12 @@ def _run(
     """The engine's states for both ways to run each sequence; what a slice computes enters the next one."""
     spec = decoder.spec
     hidden: list[list[list[Array]]] = [[[] for _ in sequences] for _ in range(2)]
-    bounds = slice_bounds(spec.num_layers, _layer_bytes(spec, decoder.quantization))
+    bounds = slice_bounds(spec.num_layers, layer_bytes(spec, decoder.quantization))
     for part in each_slice(model_xml, properties, spec.num_layers, bounds):
         for cuts, way in zip((_in_one_piece, _in_pieces), hidden, strict=True):
             for ids, states in zip(sequences, way, strict=True):
                 states += part.run(ids, states[-1] if states else None, cuts(ids))
     return [[EngineStates(states[:-1], states[-1]) for states in way] for way in hidden]
-
-
-def _layer_bytes(spec: DecoderSpec, quantization: Quantization) -> int:
-    one, none = (weight_bytes(dataclasses.replace(spec, num_layers=layers), quantization) for layers in (1, 0))
-    return one - none
 
 
 def _as_checked(decoder: Decoder, max_seq_len: int) -> Decoder:
