@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtbuild.quantize.budget import Budget, by_harm, decide
+from trtbuild.quantize.budget import MARGIN, Budget, by_harm, decide
 from trtbuild.quantize.score import Score
 
 
@@ -36,9 +36,9 @@ def test_finds_a_number_that_holds_where_one_less_does_not(limit: float, distort
     assert decision.holds
     assert list(decision.floats) == by_harm(choices)[: len(decision.floats)]
     used = {attempt.floats: attempt.used for attempt in decision.attempts}
-    assert used[len(decision.floats)] <= 1
+    assert used[len(decision.floats)] <= MARGIN
     below = [count for count in used if count < len(decision.floats)]
-    assert all(used[count] > 1 for count in below)
+    assert all(used[count] > MARGIN for count in below)
     assert len(tried) == len(set(tried)) <= 7
 
 

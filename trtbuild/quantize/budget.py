@@ -9,8 +9,10 @@ from trtbuild.progress import Progress, silent
 from trtbuild.quantize.choose import GroupChoice
 from trtbuild.quantize.score import Score
 
-_MARGIN = 0.9
-"""Share of the budget that a prediction may use: the validation split is a sample, and so is the prediction."""
+MARGIN = 0.9
+"""Share of the budget that may be used on the validation split, because other text will differ a little."""
+_AIM = 0.95
+"""Share of that which a prediction aims at."""
 _MOST_SCORES = 6
 
 
@@ -22,7 +24,7 @@ class Budget:
     kl: float | None
 
     def used(self, score: Score) -> float:
-        """The larger share of the two limits that a score uses; at most 1 holds the budget."""
+        """The larger share of the two limits that a score uses; at most MARGIN holds the budget."""
         shares = [0.0]
         if self.perplexity_change_pct is not None:
             shares.append(_share(score.perplexity_change_pct, self.perplexity_change_pct))
@@ -88,7 +90,7 @@ def decide(
             f"{guess} of {len(order)} groups in float: perplexity {score.perplexity_change_pct:+.2f} %, "
             f"KL {score.kl:.4f}, top-1 {score.top1_pct:.1f} %"
         )
-        if attempt.used <= 1:
+        if attempt.used <= MARGIN:
             held = guess
         else:
             broken = guess
@@ -103,6 +105,6 @@ def decide(
 
 def _next_guess(last: Attempt, left: Sequence[float], broken: int, held: int) -> int:
     """The fewest floats predicted to hold, kept strictly between `broken` and `held`."""
-    allowed = left[last.floats] * _MARGIN / last.used if last.used > 0 else left[0]
+    allowed = left[last.floats] * MARGIN * _AIM / last.used if last.used > 0 else left[0]
     predicted = next((count for count, rest in enumerate(left) if rest <= allowed), len(left) - 1)
     return min(max(predicted, broken + 1), held - 1)
