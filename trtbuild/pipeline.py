@@ -25,7 +25,7 @@ from trtbuild.calibrate.record import Record, data_fingerprint, open_record
 from trtbuild.calibrate.samples import samples_for
 from trtbuild.checkpoint.spec import Array, Decoder
 from trtbuild.checkpoint.trtllm import read_checkpoint
-from trtbuild.errors import UsageError
+from trtbuild.errors import MachineLacks, UsageError
 from trtbuild.machine import free_disk_bytes, this_machine
 from trtbuild.plan import make_plan, require_fit
 from trtbuild.profile import Profile, to_dict
@@ -80,6 +80,13 @@ def precisions_of(run: Run, progress: Progress) -> list[Precision]:
     if not kept:
         raise UsageError(f"no precision of profile {run.profile.name} runs on {run.target}")
     return kept
+
+
+def check_machine(run: Run) -> None:
+    """Raise MachineLacks before anything is made when the target cannot build here."""
+    able = load_target(run.target).capability().build
+    if not able.ok and run.options.container is None:
+        raise MachineLacks(able.reason, where=run.target, hint=able.hint)
 
 
 def check_fits(run: Run, precisions: list[Precision]) -> None:
@@ -206,6 +213,9 @@ def measure(run: Run, engines: list[Path], progress: Progress, watcher: Watcher 
     if reason is None:
         progress.note(f"benchmark: reused; delete {run.bench} to measure again")
         return read_bench(run.bench)
+    able = load_target(run.target).capability().run
+    if not able.ok and run.options.container is None:
+        raise MachineLacks(f"the engines are built, but cannot be measured here: {able.reason}", hint=able.hint)
     result = run_bench(engines, run.profile, progress=progress, watcher=watcher)
     write_reports(result.document, run.bench)
     return result.document
@@ -217,6 +227,7 @@ def run_pipeline(run: Run, progress: Progress, watcher: Watcher | None = None) -
     A precision is quantized and built before the next one, so that an interrupted run has whole engines to show.
     """
     precisions = precisions_of(run, progress)
+    check_machine(run)
     check_fits(run, precisions)
     ready = (
         calibrated(run, progress) if any(p.needs_calibration and not p.through_modelopt for p in precisions) else None

@@ -13,7 +13,8 @@ from trtbuild.errors import InputRefused, UsageError
 EXAMPLE = "trtbuild build ckpt-int8 -o engines/int8 --target cpu --max-batch-size 16"
 
 
-def _sms(text: str | None) -> tuple[int, ...]:
+def sm_list(text: str | None) -> tuple[int, ...]:
+    """SM versions from `86,89` or `sm86,sm89`; none for None. Raises UsageError."""
     try:
         return tuple(int(part.strip().lower().removeprefix("sm")) for part in text.split(",")) if text else ()
     except ValueError as error:
@@ -76,7 +77,7 @@ def build(
     base = Limits(**dataclasses.asdict(load_profile(profile).limits)) if profile else Limits()
     limits = fit_limits(base, decoder.spec, explicit)
     options = BuildOptions(
-        tokenizer=tokenizer, kv_cache=kv_cache, sms=_sms(sm), container=container, extra=tuple(tool_arg or ())
+        tokenizer=tokenizer, kv_cache=kv_cache, sms=sm_list(sm), container=container, extra=tuple(tool_arg or ())
     )
     findings = chosen.preflight(decoder, limits, options)
     for finding in findings:

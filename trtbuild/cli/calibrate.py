@@ -22,6 +22,9 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Which documents come first.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if MODEL has none.")] = None,
     merge: Annotated[list[Path] | None, typer.Option(help="Merge records instead; give it once per record.")] = None,
+    trt_cache: Annotated[
+        Path | None, typer.Option(help="Also write an EntropyCalibration2 cache for TensorRT 10 and older.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Samples at a time; by default one per core.")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -32,6 +35,7 @@ def calibrate(
     """
     import dataclasses
 
+    from trtbuild.calibrate.cache import export_cache
     from trtbuild.calibrate.collect import calibrate_to
     from trtbuild.calibrate.record import merge_records
     from trtbuild.calibrate.samples import samples_for
@@ -55,6 +59,8 @@ def calibrate(
             threads=threads,
             progress=console,
         )
+    if trt_cache is not None:
+        export_cache(record, trt_cache)
     info = record.info
     document = {"record": str(output), "fingerprint": record.fingerprint(), **dataclasses.asdict(info)}
     summary = f"{len(info.samples)} samples, {info.num_tokens} tokens, {info.num_layers} layers: {output}"
