@@ -42,6 +42,7 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
+    options.log_severity_level = 3  # it warns of every cache it copies instead of updating it in place
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 

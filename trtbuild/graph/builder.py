@@ -18,11 +18,14 @@ OPSET = 23
 class GraphBuilder:
     """Collects nodes, initializers, inputs and outputs of one graph.
 
-    `compute` is the element type that activations, KV cache and logits have.
+    `compute` is the element type that activations, KV cache and logits have. `weight_only_input_major` stores int8
+    weights whose activations stay in float as [in, out]: given them as [out, in] with a transposition, TensorRT-RTX
+    1.7 keeps a second copy of part of them for each further optimization profile.
     """
 
-    def __init__(self, data: ExternalData, compute: np.dtype[Any]) -> None:
+    def __init__(self, data: ExternalData, compute: np.dtype[Any], *, weight_only_input_major: bool = False) -> None:
         self.compute = compute
+        self.weight_only_input_major = weight_only_input_major
         self._data = data
         self._nodes: list[Any] = []
         self._initializers: dict[str, Any] = {}

@@ -194,7 +194,7 @@ def write_onnx(
     dtype = np.dtype(ml_dtypes.bfloat16) if compute == "bfloat16" else np.dtype(compute)
     path = directory / MODEL_NAME
     with ExternalData(directory / f"{MODEL_NAME}.data") as data:
-        graph = GraphBuilder(data, dtype)
+        graph = GraphBuilder(data, dtype, weight_only_input_major=slots is not None)
         ids = graph.input("input_ids", _INT64, ["batch", "sequence"])
         position_ids = graph.input("position_ids", _INT64, ["batch", "sequence"])
         attention_mask = graph.input("attention_mask", _INT64, ["batch", "total"])

@@ -12,13 +12,18 @@ from trtbuild.checkpoint.linear import Linear
 from trtbuild.graph.builder import GraphBuilder
 
 
-def _weight(graph: GraphBuilder, path: str, linear: Linear) -> str:
+def _transposed_weight(graph: GraphBuilder, path: str, linear: Linear) -> str:
+    """The float weight as [in, out]."""
     name = f"{path}.weight"
     if linear.weight_scale is None:
-        return graph.weight(name, linear.weight)
-    quantized = graph.constant(name, linear.weight)
+        return graph.op("Transpose", [graph.weight(name, linear.weight)], f"{name}/Transpose", perm=[1, 0])
     scale = graph.constant(f"{path}.weights_scaling_factor", linear.weight_scale.astype(graph.compute))
-    return graph.op("DequantizeLinear", [quantized, scale], f"{name}/DequantizeLinear", axis=0)
+    if graph.weight_only_input_major and linear.activation_scale is None:
+        weight = graph.constant(name, np.ascontiguousarray(linear.weight.T))
+        return graph.op("DequantizeLinear", [weight, scale], f"{name}/DequantizeLinear", axis=1)
+    weight = graph.constant(name, linear.weight)
+    dequantized = graph.op("DequantizeLinear", [weight, scale], f"{name}/DequantizeLinear", axis=0)
+    return graph.op("Transpose", [dequantized], f"{name}/Transpose", perm=[1, 0])
 
 
 def _static_activation(graph: GraphBuilder, path: str, value: str, scale: float) -> str:
@@ -57,7 +62,7 @@ def add_linear(graph: GraphBuilder, path: str, value: str, linear: Linear, *, ou
         value = _static_activation(graph, path, value, linear.activation_scale)
     elif linear.per_token:
         value = _per_token_activation(graph, path, value)
-    transposed = graph.op("Transpose", [_weight(graph, path, linear)], f"{path}.weight/Transpose", perm=[1, 0])
+    transposed = _transposed_weight(graph, path, linear)
     product_name = output if output is not None and linear.bias is None else f"{path}/MatMul"
     product = graph.op("MatMul", [value, transposed], product_name)
     if linear.bias is None:

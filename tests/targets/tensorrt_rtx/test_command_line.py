@@ -69,6 +69,11 @@ def test_built_here_inspected_anywhere_run_on_its_gpu_only(checkpoint: Path, tmp
         assert document["settings"]["library_version"] == "1.7.1.116"
         assert document["damaged"] == []
         assert "as it should" in document["engine_file"]
+    if machine.first_gpu() is None:
+        code, out, err = trtbuild("bench", engine, "-o", tmp_path / "bench")
+        assert code == 4
+        assert "needs an NVIDIA GPU (SM86, SM120)" in " ".join(err.split())
+        assert not (tmp_path / "bench").exists()
 
 
 @pytest.mark.skipif(machine.first_gpu() is not None, reason="there is a GPU here")
