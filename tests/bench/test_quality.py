@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from simulated import make_engine, open_scorer
+
+from trtbuild.bench.lm_eval_model import EngineAnswers
 from trtbuild.bench.quality import (
     Budget,
     Scores,
@@ -20,6 +26,7 @@ from trtbuild.bench.quality import (
 )
 from trtbuild.bench.quality_session import ScoreCache, _pack, _unpack
 from trtbuild.bench.scoring import score_window
+from trtbuild.bench.workload import engine_tokenizer
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.data())
@@ -170,6 +177,31 @@ def test_agreement_is_better_when_higher() -> None:
     assert judge_quality(measured, Budget(min_top1_pct=96.0))[0].verdict == "pass"
     assert judge_quality(measured, Budget(min_top1_pct=98.0))[0].verdict == "fail"
     assert judge_quality(measured, Budget(min_top1_pct=97.0))[0].verdict == "inconclusive"
+
+
+def test_tasks_ask_the_engine_itself(tmp_path: Path) -> None:
+    source = make_engine(tmp_path, "engine", tokenizer=True, loss=0.1)
+    answering = EngineAnswers(source, engine_tokenizer(source.path))
+    encode = answering._tokenizer.encode
+    try:
+        whole = encode("abc def")
+        table = open_scorer(source.path).table.astype(np.float64)
+        logp = table - np.log(np.exp(table).sum(1, keepdims=True))
+
+        def total(ids: list[int], first: int) -> float:
+            return sum(logp[ids[i - 1], ids[i]] for i in range(first, len(ids)))
+
+        said, greedy = answering.continuation("abc ", "def")
+        assert said == pytest.approx(total(whole, 3)) and not greedy
+        bos = answering._tokenizer.bos_token_id
+        assert answering.continuation("", "abc")[0] == pytest.approx(total([bos, *encode("abc")], 1))
+        assert answering.whole_text("abc def") == pytest.approx(total([bos, *whole], 1))
+        best = answering._tokenizer.decode([int(table[encode("abc")[-1]].argmax())])
+        assert answering.continuation("abc", best)[1] == (encode("abc" + best)[3:] == encode(best))
+        text = answering.generate("abc", {"until": ["#"], "max_gen_toks": 9})
+        assert text == answering._tokenizer.decode(range(1, 10)).split("#")[0]
+    finally:
+        answering.close()
 
 
 def test_answers_survive_the_cache(tmp_path: Path) -> None:

@@ -59,8 +59,10 @@ class BenchResult:
     partial: bool
 
 
-def failure_of(document: Mapping[str, Any]) -> VerdictFailed | None:
-    """The error the command ends with, or None: too many failed requests, or no precision passes."""
+def failure_of(document: Mapping[str, Any]) -> VerdictFailed | KeyboardInterrupt | None:
+    """What the command ends with, or None: an interrupt, too many failed requests, or no precision that passes."""
+    if document["partial"]:
+        return KeyboardInterrupt()
     if document["error_pct"] > MAX_ERROR_PCT:
         return VerdictFailed(document["first_line"], hint="the messages are in bench.json under loads")
     verdict = document["verdict"]

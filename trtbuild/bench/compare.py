@@ -67,7 +67,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """What bench.json keeps of it."""
-        return {"changes": [asdict(change) for change in self.changes], "remarks": list(self.remarks)}
+        changes = [asdict(change) for change in self.changes]
+        return {"changes": changes, "remarks": list(self.remarks), "lines": self.text().splitlines()}
 
 
 def compare_runs(old: Document, new: Document) -> Comparison:

@@ -48,7 +48,8 @@ def run_tasks(engines: Sequence[Measured], tasks: Sequence[str], progress: Progr
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+    return {name: value for name, value in numbers.items() if name != "sample_len"}
 
 
 def engine_model(source: EngineSource) -> Any:
@@ -93,6 +94,7 @@ class EngineAnswers:
         self._source, self._tokenizer = source, tokenizer
         self._scorer: Scorer | None = None
         self._driver: Driver | None = None
+        self._asked = 0
         self._limit = source.limits.max_seq_len if source.limits is not None else 1 << 30
 
     def continuation(self, context: str, continuation: str) -> tuple[float, bool]:
@@ -140,16 +142,19 @@ class EngineAnswers:
         room = self._limit - tokens if limits is None else min(limits.max_input_len, self._limit - tokens)
         stops = settings.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
-        self._driver.submit(Request(0, self._tokenizer.encode(context)[-room:], tokens))
+        self._asked += 1
+        self._driver.submit(Request(self._asked, self._tokenizer.encode(context)[-room:], tokens))
         ids: list[int] = []
         while True:
             for event in self._driver.step(self._driver.now()):
+                if event.request_id != self._asked:  # the end of an answer that was stopped before
+                    continue
                 ids.extend(event.token_ids)
                 text = self._tokenizer.decode(ids)
                 ends = [text.index(stop) for stop in stops if stop in text]
-                if ends and event.finish is None:
-                    self._driver.cancel(0)
-                if event.finish is not None:
+                if event.finish is None and ends:
+                    self._driver.cancel(self._asked)
+                if event.finish is not None or ends:
                     return text[: min(ends)] if ends else text
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from trtbuild.bench.report.table import (
     rows,
     with_interval,
 )
-from trtbuild.bench.report.text import headline, quality_line, searches
+from trtbuild.bench.report.text import comparison_lines, headline, quality_line, searches, task_lines
 
 Document = Mapping[str, Any]
 
@@ -43,6 +43,8 @@ def html_report(document: Document) -> str:
         "</div>",
         "<h2>Every load</h2>",
         _loads(document),
+        _list("Against the earlier run", comparison_lines(document)),
+        _list("lm-eval tasks", task_lines(document)),
         _list("Searches", searches(document)),
         _list("What cannot be told apart", not_distinguishable(document)),
         _list("Checks of the measurement", measurement_checks(document)),

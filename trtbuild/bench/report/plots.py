@@ -120,12 +120,18 @@ def _label_ends(chart: Chart, drawn: Sequence[tuple[int, Result, Sequence[Mappin
         )
 
 
+def _extent_bytes(memory: Mapping[str, Any]) -> int:
+    """The length of a memory bar; parts or a peak that were not measured count nothing."""
+    parts = sum(memory[key] or 0 for key in ("weights_bytes", "kv_pool_bytes"))
+    return max(memory["peak_bytes"] or 0, parts)
+
+
 def memory_bars(document: Document) -> str | None:
     """Peak memory of each engine's process and its parts, as horizontal bars."""
-    found = [(r["name"], r["memory"]) for r in document["results"] if r["memory"]]
+    found = [(r["name"], r["memory"]) for r in document["results"] if r["memory"] and _extent_bytes(r["memory"])]
     if not found:
         return None
-    longest = max(max(m["peak_bytes"], m["weights_bytes"] + m["kv_pool_bytes"]) for _, m in found)
+    longest = max(_extent_bytes(memory) for _, memory in found)
     row, left, width = 42, 6, 468
     height = row * len(found) + 8
     said = "; ".join(f"{name} {gigabytes(m['peak_bytes'])} GB" for name, m in found)

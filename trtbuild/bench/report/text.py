@@ -24,7 +24,8 @@ def terminal_report(document: Document) -> str:
     lines += ["", f"at {headline(document)} (times in ms)", text_table(SPEED, results)]
     if document["quality"] is not None:
         lines += ["", quality_line(document["quality"]), text_table(QUALITY, results)]
-    lines += ["", *searches(document), *not_distinguishable(document), *measurement_checks(document)]
+    lines += ["", *task_lines(document), *searches(document)]
+    lines += [*not_distinguishable(document), *measurement_checks(document)]
     return "\n".join(lines)
 
 
@@ -60,6 +61,21 @@ def searches(document: Document) -> list[str]:
     return lines
 
 
+def task_lines(document: Document) -> list[str]:
+    """What lm-eval tasks gave, one line per engine and task."""
+    return [
+        f"{result['name']}, {task}: "
+        + ", ".join(f"{name.removesuffix(',none')} {value:.4g}" for name, value in found.items())
+        for result in document["results"]
+        for task, found in (result["tasks"] or {}).items()
+    ]
+
+
+def comparison_lines(document: Document) -> list[str]:
+    """What `--against` found, if an earlier run was given."""
+    return list((document.get("comparison") or {}).get("lines", ()))
+
+
 def _capacity(capacity: Mapping[str, Any]) -> str:
     met, slo = capacity["concurrency"], capacity["slo"]
     if not met or slo is None:
@@ -83,7 +99,9 @@ def markdown_report(document: Document) -> str:
     parts += [f"At {headline(document)}, times in ms:", markdown_table(SPEED, results)]
     if document["quality"] is not None:
         parts += [quality_line(document["quality"]) + ":", markdown_table(QUALITY, results)]
-    notes = [*searches(document), *not_distinguishable(document), *measurement_checks(document)]
+    if comparison_lines(document):
+        parts.append("Against the earlier run:\n\n" + "\n".join(f"- {line}" for line in comparison_lines(document)))
+    notes = [*task_lines(document), *searches(document), *not_distinguishable(document), *measurement_checks(document)]
     parts.append(
         "<details><summary>Searches and checks</summary>\n\n" + "\n".join(f"- {n}" for n in notes) + "\n\n</details>"
     )
