@@ -254,7 +254,7 @@ def _measured_samples(run: _Run) -> list[MeasuredSample]:
 
 def work_folder(out: Path) -> Path:
     """Where the unfinished state of a calibration to `out` lies."""
-    return out.absolute().parent / f".trtbuild-{out.name}.unfinished"
+    return out.absolute().parent / f".trtbuild.{out.name}.unfinished"
 
 
 def calibrate_to(

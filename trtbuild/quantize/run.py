@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,7 +133,9 @@ def quantize_to(
     check_ranks(decoder.spec, Ranks(serving.tp, serving.pp))
     with _record_for(decoder, out, request, record, samples, tokenizer_fingerprint, threads, progress) as ready:
         made = _Maker(decoder, request, ready, validation, threads, progress)
-        with tempfile.TemporaryDirectory(prefix=f".trtbuild-{out.name}-", dir=out.absolute().parent) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=f".trtbuild-{out.name}-{os.getpid()}-", dir=out.absolute().parent
+        ) as folder:
             quantized, document, choices = made.make(Path(folder))
             inputs = {"model": decoder.fingerprint()}
             if ready is not None:
@@ -164,7 +167,7 @@ def _record_for(
             raise InputRefused("is the record of another model", where=record.path, hint="calibrate this model")
         yield record
     else:
-        path = out.absolute().parent / f".trtbuild-{out.name}.record"
+        path = out.absolute().parent / f".trtbuild.{out.name}.record"
         made = open_record(path) if path.is_dir() else None
         if made is None or not same_calibration(made.info, decoder, samples, tokenizer_fingerprint):
             shutil.rmtree(path, ignore_errors=True)
