@@ -25,6 +25,7 @@ from trtbuild.calibrate.record import Record, data_fingerprint, open_record
 from trtbuild.calibrate.samples import samples_for
 from trtbuild.checkpoint.spec import Array, Decoder
 from trtbuild.checkpoint.trtllm import read_checkpoint
+from trtbuild.checkpoint.trtllm_config import Ranks
 from trtbuild.errors import MachineLacks, UsageError
 from trtbuild.machine import free_disk_bytes, this_machine
 from trtbuild.plan import make_plan, require_fit
@@ -101,6 +102,7 @@ def check_fits(run: Run, precisions: list[Precision]) -> None:
         run.limits,
         this_machine(),
         free_disk_bytes=free_disk_bytes(run.out),
+        ranks=Ranks(run.options.tp, run.options.pp),
         calibration_tokens=calibration.samples * calibration.seq_len,
     )
     require_fit(plan)
