@@ -9,7 +9,7 @@ from trtbuild.targets.base import BuildOptions, Finding, Footprint, Limits, limi
 from trtbuild.targets.cpu.machine import int8_features
 from trtbuild.targets.cpu.properties import KV_CACHE_TYPES, default_kv_cache, kv_bytes_per_token
 from trtbuild.targets.cpu.slices import SLICE_BYTES
-from trtbuild.targets.sizes import layer_bytes, weight_bytes
+from trtbuild.targets.sizes import DTYPE_BYTES, layer_bytes, weight_bytes
 
 RUNTIME_BYTES = 160_000_000
 """Resident memory of Python with OpenVINO and GenAI loaded and a model compiled, its weights not yet touched."""
@@ -46,11 +46,13 @@ def preflight(decoder: Decoder, limits: Limits, options: BuildOptions) -> list[F
 def footprint(spec: DecoderSpec, quantization: Quantization, limits: Limits, options: BuildOptions) -> Footprint:
     """Bytes on disk and in memory, as measured on SmolLM2 and explained by what the plugin does.
 
-    Beside the mapped file the plugin keeps the weights packed for its kernels, once more for few rows at a time where
-    it unpacks them on the fly (16-bit and INT8 weights in FP32 arithmetic).
+    Beside the mapped file the plugin keeps the weights packed for its kernels (an embedding that is not the head as
+    well is only looked up), once more for few rows at a time where it unpacks them on the fly (16-bit and INT8 weights
+    in FP32 arithmetic).
     """
     kv_cache = options.kv_cache or default_kv_cache(spec.dtype, quantization.kv_cache_quant_algo)
     weights = weight_bytes(spec, quantization)
+    looked_up = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size * DTYPE_BYTES[spec.dtype]
     layers = layer_bytes(spec, quantization) * spec.num_layers
     qkv = spec.linear_shape("attention.qkv")[0]
     row = 2 * (4 * spec.hidden_size + qkv + 3 * spec.intermediate_size) * 4
@@ -60,7 +62,7 @@ def footprint(spec: DecoderSpec, quantization: Quantization, limits: Limits, opt
         weights_bytes=weights,
         kv_bytes_per_token=kv_bytes_per_token(spec, kv_cache),
         activation_bytes=limits.max_num_tokens * row + limits.max_batch_size * spec.vocab_size * 4,
-        runtime_bytes=RUNTIME_BYTES + weights + _few_rows_copy_bytes(spec, quantization, layers),
+        runtime_bytes=RUNTIME_BYTES + weights - looked_up + _few_rows_copy_bytes(spec, quantization, layers),
     )
 
 
