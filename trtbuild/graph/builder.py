@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class GraphBuilder:
         self._initializers: dict[str, Any] = {}
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
+        self._made: dict[Hashable, str] = {}
 
     def input(self, name: str, dtype: np.dtype[Any], shape: Sequence[int | str]) -> str:
         self._inputs.append(self._value(name, dtype, shape))
@@ -55,6 +56,12 @@ class GraphBuilder:
 
     def cast(self, value: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
         return value if source == target else self.op("Cast", [value], f"{value}/Cast", to=onnx_type(target))
+
+    def once(self, key: Hashable, make: Callable[[], str]) -> str:
+        """What `make` returned the first time this key was asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def op(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Add a node whose only output, and own name, is `output`; returns `output`."""

@@ -53,15 +53,23 @@ def _per_token_activation(graph: GraphBuilder, path: str, value: str) -> str:
     return graph.op("Mul", [clipped, scale], f"{path}/dequantized")
 
 
-def add_linear(graph: GraphBuilder, path: str, value: str, linear: Linear, *, output: str | None = None) -> str:
-    """Add y = linear(value) for `value` [..., in]; returns the name of y [..., out]."""
+def _activation(graph: GraphBuilder, path: str, value: str, linear: Linear) -> str:
     if linear.prequant_scale is not None:
         scale = graph.constant(f"{path}.prequant_scaling_factor", linear.prequant_scale.astype(graph.compute))
         value = graph.op("Mul", [value, scale], f"{path}/prequant")
     if linear.activation_scale is not None:
-        value = _static_activation(graph, path, value, linear.activation_scale)
-    elif linear.per_token:
-        value = _per_token_activation(graph, path, value)
+        return _static_activation(graph, path, value, linear.activation_scale)
+    return _per_token_activation(graph, path, value) if linear.per_token else value
+
+
+def add_linear(graph: GraphBuilder, path: str, value: str, linear: Linear, *, output: str | None = None) -> str:
+    """Add y = linear(value) for `value` [..., in]; returns the name of y [..., out].
+
+    Linears that quantize one value alike (fc and gate, whose smoothing is shared) share the quantized value.
+    """
+    prequant = None if linear.prequant_scale is None else linear.prequant_scale.tobytes()
+    treatment = (value, prequant, linear.activation_scale, linear.per_token)
+    value = graph.once(treatment, lambda: _activation(graph, path, value, linear))
     transposed = _transposed_weight(graph, path, linear)
     product_name = output if output is not None and linear.bias is None else f"{path}/MatMul"
     product = graph.op("MatMul", [value, transposed], product_name)

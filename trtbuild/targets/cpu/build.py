@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from trtbuild.checkpoint.spec import Decoder
 from trtbuild.checkpoint.tokenizer import load_tokenizer
@@ -22,6 +25,9 @@ from trtbuild.targets.cpu.paged import check_paged_attention
 from trtbuild.targets.cpu.preflight import preflight
 from trtbuild.targets.cpu.properties import EXACT, NATIVE, default_kv_cache, kv_bytes_per_token, plugin_properties
 from trtbuild.targets.cpu.selfcheck import CheckResult, check_engine
+
+_FULL_BYTES = 1 << 20
+"""A disk with less free than this after a failed write was full."""
 
 _NATIVE_INT8_ALGOS = frozenset({"W8A8_SQ_PER_CHANNEL"})
 """quant_algos whose Q/DQ pairs the plugin may run in its own INT8 kernels."""
@@ -75,10 +81,22 @@ def write_model(decoder: Decoder, folder: Path, max_seq_len: int, progress: Prog
         onnx_path = write_onnx(decoder, intermediate, max_seq_len=max_seq_len, progress=progress)
         model = openvino.Core().read_model(onnx_path)
         make_stateful(model, decoder.spec)
-        openvino.save_model(model, folder / MODEL_XML, compress_to_fp16=False)
+        _save(model, folder / MODEL_XML)
         del model
     finally:
         shutil.rmtree(intermediate)
+
+
+def _save(model: Any, path: Path) -> None:
+    """Write the model; OpenVINO reports a failed write without its reason, so the likely one is looked up."""
+    import openvino
+
+    try:
+        openvino.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:
+        full = shutil.disk_usage(path.parent).free < _FULL_BYTES
+        code = errno.ENOSPC if full else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def _check(decoder: Decoder, folder: Path, limits: Limits, progress: Progress) -> tuple[str | None, CheckResult]:

@@ -11,6 +11,7 @@ forward as in any engine. So there each layer of the engine is compared on the v
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,10 @@ from typing import Any
 import numpy as np
 
 from trtbuild.calibrate.forward import (
+    Layer,
+    Rotary,
     decoder_layer,
+    each_sample,
     embed,
     head_blocks,
     hidden_states,
@@ -100,19 +104,24 @@ def compare_layers(
     embedded = embed(decoder, [np.asarray(ids) for ids in sequences])
     worst = [max(map(relative_difference, (run.hidden[0] for run in way), embedded)) for way in ways]
     for index in range(decoder.spec.num_layers):
-        layer = read_layer(decoder, index)
+        error_of = functools.partial(_layer_error, layer=read_layer(decoder, index), index=index)
         for number, way in enumerate(ways):
-            errors = []
-            for run, rotary in zip(way, tables, strict=True):
-                entered, left = run.hidden[index], run.hidden[index + 1]
-                expected = decoder_layer(entered, layer, rotary)
-                errors.append(_median_row(left - expected, expected - entered))
+            errors = list(each_sample(error_of, list(zip(way, tables, strict=True))))
             worst[number] = max(worst[number], min(errors))
     norm, epsilon = np.asarray(decoder.tensors[FINAL_NORM].read(), np.float32), decoder.spec.norm_epsilon
     for number, way in enumerate(ways):
         expected_logits = _project(decoder, [rms_norm(run.hidden[-1], norm, epsilon) for run in way])
         worst[number] = max(worst[number], *(map(relative_difference, (run.logits for run in way), expected_logits)))
     return tuple(worst)
+
+
+def _layer_error(run: tuple[EngineStates, Rotary], layer: Layer, index: int) -> float:
+    """Median over the rows of ‖engine − numpy‖ / ‖what the layer adds‖; infinite when a value is not finite."""
+    states, rotary = run
+    entered, left = states.hidden[index], states.hidden[index + 1]
+    expected = decoder_layer(entered, layer, rotary)
+    rows = np.linalg.norm(left - expected, axis=1) / np.linalg.norm(expected - entered, axis=1)
+    return float(np.median(rows)) if np.isfinite(rows).all() else float("inf")
 
 
 def _project(decoder: Decoder, states: Sequence[Array]) -> list[Array]:
@@ -123,11 +132,6 @@ def _project(decoder: Decoder, states: Sequence[Array]) -> list[Array]:
             for rows, state in zip(logits, states, strict=True):
                 np.matmul(state, block.T, out=rows[:, start : start + len(block)])
     return logits
-
-
-def _median_row(difference: Array, size: Array) -> float:
-    rows = np.linalg.norm(difference, axis=1) / np.linalg.norm(size, axis=1)
-    return float(np.median(rows)) if np.isfinite(rows).all() else float("inf")
 
 
 def relative_difference(values: Array, reference: Array) -> float:
