@@ -64,16 +64,15 @@ def histogram_of(values: Array, weights: Array | None = None) -> Histogram:
     magnitudes = np.abs(np.asarray(values, np.float32)).reshape(-1)
     times = None if weights is None else np.asarray(weights, np.int64).reshape(-1)
     nans = infinities = 0
-    finite = np.isfinite(magnitudes)
-    if not finite.all():
-        nan = np.isnan(magnitudes)
-        nans = _count(nan, times)
-        infinities = _count(~finite & ~nan, times)
+    amax = float(magnitudes.max(initial=0))
+    if not np.isfinite(amax):
+        nan, finite = np.isnan(magnitudes), np.isfinite(magnitudes)
+        nans, infinities = _count(nan, times), _count(~finite & ~nan, times)
         times = None if times is None else times[finite]
         magnitudes = magnitudes[finite]
+        amax = float(magnitudes.max(initial=0))
     if magnitudes.size == 0:
         return Histogram(np.zeros(BINS, np.int64), _LOWEST_EXPONENT, 0.0, 0, nans, infinities)
-    amax = float(magnitudes.max())
     exponent = exponent_for(amax)
     bins = _bins_of(magnitudes, exponent)
     # bincount adds weights as float64, exact below 2^53
