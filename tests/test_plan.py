@@ -192,6 +192,12 @@ def test_a_precision_the_gpu_refuses_is_told_by_the_rule() -> None:
     require_fit(plan(LLAMA_31_8B, ["int8", "fp8"], "B200"))
 
 
+def test_of_several_that_do_not_fit_the_smallest_is_told() -> None:
+    with pytest.raises(DoesNotFit, match="int8-wo on trtllm needs") as caught:
+        require_fit(plan(LLAMA_31_70B, ["fp32", "fp16", "int8-wo"], "A10"))
+    assert caught.value.hint == "fits: tensor parallelism over 4 of these GPUs (--tp 4)"
+
+
 def test_the_local_gpu_is_planned_for_when_no_card_is_named() -> None:
     gpu = Gpu(0, "NVIDIA L4", 23034 << 20, 22500 << 20, 89, "580")
     (row,) = plan(LLAMA_31_8B, ["fp16"], machine=dataclasses.replace(MACHINE, gpus=(gpu,))).rows
@@ -202,7 +208,8 @@ def test_the_local_gpu_is_planned_for_when_no_card_is_named() -> None:
 
 def test_a_disk_that_is_too_small() -> None:
     with pytest.raises(DoesNotFit, match=r"would be written and 9\.3 GiB are free"):
-        require_fit(plan(LLAMA_31_8B, ["fp16"], "L4", disk=10**10))
+        require_fit(plan(LLAMA_31_8B, ["fp16"], target="cpu", limits=Limits(max_batch_size=1), disk=10**10))
+    require_fit(plan(LLAMA_31_8B, ["fp16"], "L4", disk=10**10))  # another machine's disk is not known
     made = plan(LLAMA_31_8B, ["fp16"], "L4")
     assert made.disk_bytes == made.rows[0].checkpoint_bytes + made.rows[0].engine_bytes
 

@@ -29,7 +29,7 @@ class Card:
 
     @property
     def title(self) -> str:
-        return f"{self.name} {self.nominal_gb}GB"
+        return f"{self.name} {self.nominal_gb}GB" if self.nominal_gb else self.name
 
 
 CARDS: tuple[Card, ...] = (

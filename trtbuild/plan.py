@@ -80,7 +80,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """All rows of a model, and the disk they would be written to."""
+    """All rows of a model, and the disk they would be written to.
+
+    `elsewhere` marks a plan for a card that is named: that machine's disk and memory are not known.
+    """
 
     model: str
     spec: DecoderSpec
@@ -90,6 +93,7 @@ class Plan:
     rows: tuple[Row, ...]
     host_memory_bytes: int
     free_disk_bytes: int
+    elsewhere: bool = False
 
     @property
     def disk_bytes(self) -> int:
@@ -148,14 +152,25 @@ def make_plan(
         for target in targets
         for name in precisions
     ]
-    return Plan(model, spec, parameters(spec), limits, ranks, tuple(rows), machine.available_bytes, free_disk_bytes)
+    return Plan(
+        model,
+        spec,
+        parameters(spec),
+        limits,
+        ranks,
+        tuple(rows),
+        machine.available_bytes,
+        free_disk_bytes,
+        elsewhere=card is not None,
+    )
 
 
 def require_fit(plan: Plan) -> None:
     """Raise DoesNotFit when no row can be had, naming the largest setting that fits, or when the disk is too small."""
     if not any(row.possible for row in plan.rows):
-        row = next((row for row in plan.rows if row.largest), plan.rows[0])
-        if row.fits is False:
+        small = [row for row in plan.rows if row.fits is False and not row.refused]
+        row = min(small or plan.rows, key=lambda row: (row.largest is None, row.needed_bytes))
+        if row.fits is False and not row.refused:
             raise DoesNotFit(
                 f"{row.precision} on {row.target} needs {gib(row.needed_bytes)}, {row.device.name} has "
                 f"{gib(row.device.memory_bytes)}",
@@ -164,7 +179,7 @@ def require_fit(plan: Plan) -> None:
             )
         finding = row.refused[0]
         raise finding.error(f"{finding.rule}: {finding.text}", where=plan.model, hint=finding.hint)
-    if plan.disk_bytes > plan.free_disk_bytes:
+    if not plan.elsewhere and plan.disk_bytes > plan.free_disk_bytes:
         raise DoesNotFit(
             f"{gib(plan.disk_bytes)} would be written and {gib(plan.free_disk_bytes)} are free",
             where=plan.model,
@@ -190,7 +205,9 @@ def _row(
     cast, quantization = planned_quantization(precision, spec)
     ranks = Ranks(options.tp, options.pp)
     device = _device(target, options.card, machine)
-    findings = target.preflight(_hollow(cast, quantization), limits, options)
+    # Memory is judged here, where the largest setting that fits can be named, so the rules get a card without any.
+    judged = dataclasses.replace(options, card=Card(device.name, 0, 0, None, device.sm)) if target.on_gpu else options
+    findings = target.preflight(_hollow(cast, quantization), limits, judged)
     need = target.footprint(cast, quantization, limits, options)
     pool = pool_tokens(need, limits, device)
     needed = needed_bytes(need, limits)

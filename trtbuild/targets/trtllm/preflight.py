@@ -35,7 +35,7 @@ def check(situation: Situation, rules: tuple[Rule, ...] = RULES) -> list[Finding
 def local_device(options: BuildOptions) -> Device:
     """The card a plan is for, the first GPU of this machine, or the SM that `options` names when there is neither."""
     if options.card is not None:
-        return Device(options.card.title, options.card.sm, options.card.memory_bytes)
+        return Device(options.card.title, options.card.sm, options.card.memory_bytes or None)
     found = gpus()
     if found:
         return Device(found[0].name, found[0].sm or None, found[0].memory_bytes or None, len(found))
