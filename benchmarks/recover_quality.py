@@ -139,7 +139,7 @@ def train(
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
         print(f"step {number + 1}/{len(samples)}: KL {losses[-1]:.5f}", file=sys.stderr, flush=True)
     learner.save_pretrained(out)
     return losses
