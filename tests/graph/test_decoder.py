@@ -101,6 +101,21 @@ def test_quantized_linears_mean_what_the_forward_means(algo: str, tmp_path: Path
     assert rows.max() <= 1e-2
 
 
+def test_fc_and_gate_share_their_quantized_input_when_they_quantize_it_alike(tmp_path: Path) -> None:
+    decoder = int8_decoder(open_model(str(write_huggingface(tmp_path / "hf", "llama"))), "W8A8_SQ_PER_CHANNEL")
+    tensors = dict(decoder.tensors)
+    for kind in ("prequant_scaling_factor", "activation_scaling_factor"):
+        tensors[f"transformer.layers.0.mlp.gate.{kind}"] = tensors[f"transformer.layers.0.mlp.fc.{kind}"]
+    decoder = dataclasses.replace(decoder, tensors=tensors)
+    path = write_onnx(decoder, tmp_path, max_seq_len=MAX_SEQ_LEN)
+    quantizers = [n.name for n in onnx.load(path, load_external_data=False).graph.node if n.op_type == "QuantizeLinear"]
+    assert [name for name in quantizers if "mlp.gate" in name] == ["transformer.layers.1.mlp.gate/QuantizeLinear"]
+    assert len(quantizers) == 9
+    ids = np.random.default_rng(1).integers(0, decoder.spec.vocab_size, 24)
+    rows = np.linalg.norm(run(path, decoder, ids, []) - logits(decoder, ids), axis=1)
+    assert np.median(rows) <= 1e-4
+
+
 def test_weight_only_quantizes_as_the_loader_does(tmp_path: Path) -> None:
     decoder = open_model(str(write_huggingface(tmp_path / "hf", "llama", dtype="float16")))
     quantized = dataclasses.replace(decoder, quantization=Quantization("W8A16"))

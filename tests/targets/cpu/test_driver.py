@@ -10,6 +10,8 @@ from cpu_engines import CPU, LIMITS, built, generate, tokens
 
 from trtbuild.calibrate.forward import logits
 from trtbuild.checkpoint.spec import Decoder
+from trtbuild.targets.base import Limits
+from trtbuild.targets.cpu.driver import pool_blocks
 from trtbuild.targets.serving import Request
 
 
@@ -91,3 +93,10 @@ def test_cancelling(llama: Decoder, engine: Path) -> None:
     assert [event.finish for event in events if event.finish] == ["length"]
     assert driver.step(driver.now() + 0.01) == []
     driver.close()
+
+
+def test_a_pool_for_whole_sequences_has_whole_blocks_for_each() -> None:
+    assert pool_blocks(Limits(max_batch_size=4, max_seq_len=100)) == 16
+    assert pool_blocks(Limits(max_batch_size=4, max_seq_len=100, kv_pool_tokens=400)) == 16
+    assert pool_blocks(Limits(max_batch_size=4, max_seq_len=100, kv_pool_tokens=161)) == 6
+    assert pool_blocks(Limits(max_batch_size=4, max_seq_len=100, kv_pool_tokens=1000)) == 32

@@ -17,10 +17,11 @@ from trtbuild.targets.serving import EngineMemory, FinishReason, Request, TokenE
 
 
 def pool_blocks(limits: Limits) -> int:
-    """KV blocks of the pool; a pool not given explicitly holds `max_batch_size` sequences of `max_seq_len`."""
-    if limits.kv_pool_tokens is not None:
-        return -(-limits.kv_pool_tokens // BLOCK_TOKENS)
-    return limits.max_batch_size * -(-limits.max_seq_len // BLOCK_TOKENS)
+    """KV blocks of the pool; one meant for `max_batch_size` whole sequences has whole blocks for each."""
+    blocks = -(-limits.pool_tokens // BLOCK_TOKENS)
+    if limits.pool_tokens < limits.max_batch_size * limits.max_seq_len:
+        return blocks
+    return max(blocks, limits.max_batch_size * -(-limits.max_seq_len // BLOCK_TOKENS))
 
 
 def open_pipeline(folder: Path, limits: Limits, properties: Mapping[str, Any]) -> Any:
@@ -76,7 +77,15 @@ class CpuDriver:
         stop_token_ids: tuple[int, ...] = (),
         kv_bytes_per_token: int = 0,
     ) -> None:
+        from openvino_genai import GenerationFinishReason
+        from openvino_genai.py_openvino_genai import GenerationStatus
+
         self._pipeline = open_pipeline(folder, limits, properties)
+        self._reasons: dict[Any, FinishReason] = {
+            GenerationFinishReason.STOP: "stop",
+            GenerationFinishReason.LENGTH: "length",
+        }
+        self._ignored = GenerationStatus.IGNORED
         self._limits = limits
         self._stop_token_ids = stop_token_ids
         self._vocab_size = vocab_size
@@ -111,12 +120,26 @@ class CpuDriver:
             time.sleep(max(0.0, until - self.now()))
         now = self.now()
         for running in list(self._running.values()):
-            event = _read(running, now)
+            event = self._read(running, now)
             if event is not None:
                 events.append(event)
                 if event.finish is not None:
                     del self._running[running.request_id]
         return events
+
+    def _read(self, running: _Running, now: float) -> TokenEvent | None:
+        """What a request got in the last step; None for nothing."""
+        if running.cancelled:
+            return TokenEvent(running.request_id, now, (), "cancelled")
+        tokens: tuple[int, ...] = ()
+        finish: FinishReason | None = None
+        while running.handle.can_read():
+            for output in running.handle.read().values():
+                tokens += tuple(output.generated_ids)
+                finish = self._reasons.get(output.finish_reason, finish)
+        if finish is None and running.handle.get_status() == self._ignored:
+            return TokenEvent(running.request_id, now, tokens, "error", "the KV pool has no room for this request")
+        return TokenEvent(running.request_id, now, tokens, finish) if tokens or finish else None
 
     def cancel(self, request_id: int) -> None:
         running = self._running.get(request_id)
@@ -133,28 +156,6 @@ class CpuDriver:
         for request_id in list(self._running):
             self.cancel(request_id)
         del self._pipeline
-
-
-def _read(running: _Running, now: float) -> TokenEvent | None:
-    """What a request got in the last step; None for nothing."""
-    from openvino_genai import GenerationFinishReason
-    from openvino_genai.py_openvino_genai import GenerationStatus
-
-    if running.cancelled:
-        return TokenEvent(running.request_id, now, (), "cancelled")
-    tokens: tuple[int, ...] = ()
-    finish: FinishReason | None = None
-    reasons: Mapping[Any, FinishReason] = {
-        GenerationFinishReason.STOP: "stop",
-        GenerationFinishReason.LENGTH: "length",
-    }
-    while running.handle.can_read():
-        for output in running.handle.read().values():
-            tokens += tuple(int(token) for token in output.generated_ids)
-            finish = reasons.get(output.finish_reason, finish)
-    if finish is None and running.handle.get_status() == GenerationStatus.IGNORED:
-        return TokenEvent(running.request_id, now, tokens, "error", "the KV pool has no room for this request")
-    return TokenEvent(running.request_id, now, tokens, finish) if tokens or finish else None
 
 
 def open_driver(path: Path) -> CpuDriver:
