@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from processes import Cost, measure
 
 from trtbuild.calibrate.samples import samples_for
 from trtbuild.checkpoint.opening import open_model
-from trtbuild.checkpoint.spec import Decoder, Tensor
+from trtbuild.checkpoint.spec import Array, Decoder, Tensor
 from trtbuild.checkpoint.trtllm import read_checkpoint
 from trtbuild.quantize.precisions import PRECISIONS
 from trtbuild.quantize.run import quantize_to
@@ -54,10 +55,14 @@ def large(model: Decoder) -> Decoder:
         tie_word_embeddings=False,
         dtype="float16",
     )
-    block = (np.random.default_rng(0).standard_normal(1 << 20) / 64).astype(np.float16)
 
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
-        return Tensor(block.dtype, shape, name, lambda: np.resize(block, shape))
+        # Other numbers in each tensor: TensorRT stores equal weights once.
+        def read() -> Array:
+            block = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(1 << 20) / 64
+            return np.resize(block.astype(np.float16), shape)
+
+        return Tensor(np.dtype(np.float16), shape, name, read)
 
     tensors = {name: tensor(name, shape) for name, shape in spec.float_shapes().items()}
     return Decoder(spec, tensors, "random", lambda: "random", assets=model.assets)
