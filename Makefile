@@ -5,11 +5,15 @@ ORACLE ?= .venv-oracle
 BIN     = $(VENV)/bin
 MODEL   = demo/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: demo test test-oracle lint benchmarks clean
+.PHONY: demo rtx test test-oracle lint benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m trtbuild.demo $(MODEL)
 	$(BIN)/trtbuild run $(MODEL) --profile ci -o demo/out
+
+# Real TensorRT-RTX engines of the demo model, from the demo's checkpoints where it has run; needs no GPU.
+rtx: $(VENV)/.installed $(MODEL)
+	$(BIN)/python benchmarks/rtx_build.py $(MODEL) --checkpoints demo/out/checkpoints
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest

@@ -1,11 +1,12 @@
 """SmolLM2 as TensorRT-RTX engines, built on any machine: what it takes and what comes out.
 
-    python benchmarks/rtx_build.py MODEL [--keep DIR] [--large]
+    python benchmarks/rtx_build.py MODEL [--checkpoints DIR] [--keep DIR] [--large]
 
-For every row of ROWS: quantize (int8 from a few samples of the built-in text, by maxima: engines are the same size for
-any scales), run `trtbuild build` as a process of its own, and print its time, its peak memory from outside and as the
-manifest has it, and the engine's size beside what `trtbuild plan` foresaw. Exits with 1 when an engine is not one, or
-when size or memory are off the plan by more than a quarter.
+For every row of ROWS: take the checkpoint DIR/PRECISION that `trtbuild run` left, or quantize MODEL (int8 from a few
+samples of the built-in text, by maxima), run `trtbuild build` as a process of its own, and print its time, its peak
+memory from outside and as the manifest has it, and the engine's size beside what `trtbuild plan` foresaw. Exits with 1
+when an engine is not one, or when size or memory are off the plan by more than a quarter. --large builds one random
+FP16 decoder whose engine is above 2 GB instead, which needs 10 GB of memory.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from trtbuild.quantize.precisions import PRECISIONS
 from trtbuild.quantize.run import quantize_to
 from trtbuild.targets.base import BuildOptions, Engine, Limits, read_engine
 from trtbuild.targets.registry import load_target
+from trtbuild.targets.tensorrt_rtx.machine import installed
 
 ROWS = (("fp16", "89"), ("fp16", "86,120"), ("int8-wo", "89"), ("int8-wo", "86,120"), ("int8", "89"))
 LIMITS = Limits(max_batch_size=8, max_input_len=512, max_seq_len=1024, max_num_tokens=512)
 TOLERANCE = 0.25
 
 
-def checkpoint(decoder: Decoder, precision: str, work: Path) -> Path:
+def checkpoint(decoder: Decoder, precision: str, ready: Path | None, work: Path) -> Path:
+    if ready is not None and (ready / precision).is_dir():
+        return ready / precision
     out = work / f"checkpoint-{precision}"
     if not out.exists():
         samples = samples_for(decoder, None, 8, 128).ids if PRECISIONS[precision].needs_calibration else ()
@@ -89,9 +93,13 @@ def faults(engine: Engine, source: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--keep", type=Path, help="keep checkpoints and engines here")
+    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="use the checkpoints in this folder")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep checkpoints and engines here")
     parser.add_argument("--large", action="store_true", help="one engine above 2 GB")
     arguments = parser.parse_args()
+    if installed() is None:
+        print("TensorRT-RTX is not installed here: no engine was built")
+        return 0
     decoder, rows = open_model(arguments.model), ROWS
     if arguments.large:
         decoder, rows = large(decoder), (("fp16", "89"),)
@@ -101,7 +109,7 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         print("precision  SM        build s   peak MB (outside / manifest)   engine MB")
         for precision, sms in rows:
-            source = checkpoint(decoder, precision, work)
+            source = checkpoint(decoder, precision, arguments.checkpoints, work)
             out = work / f"engine-{precision}-sm{sms.replace(',', '-')}"
             cost = build(source, out, sms)
             engine = read_engine(out)
