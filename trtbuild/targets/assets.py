@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trtbuild.checkpoint.spec import Decoder, DecoderSpec
+from trtbuild.checkpoint.huggingface_config import config_of
+from trtbuild.checkpoint.spec import Decoder
 from trtbuild.checkpoint.tokenizer import TOKENIZER_FILES, read_tokenizer_files
 from trtbuild.errors import InputRefused
 
@@ -30,24 +31,7 @@ def write_assets(folder: Path, decoder: Decoder, stop_token_ids: tuple[int, ...]
     generation = json.loads(decoder.assets.get("generation_config.json", b"{}"))
     generation["eos_token_id"] = list(stop_token_ids)
     _write_json(folder / "generation_config.json", generation)
-    _write_json(folder / "config.json", _config(decoder.spec, stop_token_ids))
-
-
-def _config(spec: DecoderSpec, stop_token_ids: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "model_type": spec.family,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_size,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "bos_token_id": spec.bos_token_id,
-        "eos_token_id": list(stop_token_ids),
-        "tie_word_embeddings": spec.tie_word_embeddings,
-    }
+    _write_json(folder / "config.json", {**config_of(decoder.spec), "eos_token_id": list(stop_token_ids)})
 
 
 def _write_json(path: Path, value: Any) -> None:
