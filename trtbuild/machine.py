@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,3 +170,26 @@ def free_disk_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Resident bytes of a process: the most it ever held, what it holds now, what it held before the engine opened."""
+
+    peak_bytes: int
+    now_bytes: int
+
+
+def process_memory() -> ProcessMemory:
+    """Of this process. The peak is the kernel's high-water mark, so no sampling can miss it."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        peak, now = (int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS"))
+        return ProcessMemory(peak, now)
+    import resource
+
+    import psutil
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return ProcessMemory(peak, int(psutil.Process().memory_info().rss))

@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from trtbuild.bench.driver import EngineMemory
-
-
-@dataclass(frozen=True)
-class ProcessMemory:
-    """Resident bytes of a process: the most it ever held, what it holds now, what it held before the engine opened."""
-
-    peak_bytes: int
-    now_bytes: int
-
-
-def process_memory() -> ProcessMemory:
-    """Of this process. The peak is the kernel's high-water mark, so no sampling can miss it."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        peak, now = (int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS"))
-        return ProcessMemory(peak, now)
-    import resource
-
-    import psutil
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return ProcessMemory(peak, int(psutil.Process().memory_info().rss))
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from trtbuild.bench.driver import EngineMemory
 from trtbuild.bench.engines import EngineSource
 from trtbuild.bench.loadgen import LoadStatus, Prompt, Window
 from trtbuild.bench.loads import Load, load_to_json
-from trtbuild.bench.memory import ProcessMemory
 from trtbuild.bench.records import LoadRun, RequestRecord
-from trtbuild.machine import memory
+from trtbuild.machine import ProcessMemory, memory
 
 OnTick = Callable[[LoadStatus], None]
 

@@ -21,11 +21,11 @@ from trtbuild.bench.admission import Admission, AdmittingDriver
 from trtbuild.bench.driver import Driver, Request, Scorer
 from trtbuild.bench.loadgen import LoadStatus, Prompt, Window, run_load
 from trtbuild.bench.loads import load_from_json
-from trtbuild.bench.memory import process_memory
 from trtbuild.bench.records import RequestRecord
 from trtbuild.bench.scoring import score_window
 from trtbuild.bench.warmup import WarmupRule
 from trtbuild.errors import TrtbuildError
+from trtbuild.machine import process_memory
 
 
 class Connection:

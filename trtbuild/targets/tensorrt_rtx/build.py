@@ -132,9 +132,10 @@ def parse(api: Api, builder: Any, model: Path) -> Any:
 
 def _allow_unfused_attention(trt: Any, network: Any) -> None:
     """Where no fused kernel exists (FP32, unusual head sizes) attention may run as matmul, softmax, matmul."""
+    kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        if layer.type == trt.LayerType.ATTENTION_INPUT:
+        if layer.type == kind:
             # The bindings answer with the base class; assigning the real one is how they expose what is beyond it.
             layer.__class__ = trt.IAttentionInputLayer
             layer.attention.decomposable = True

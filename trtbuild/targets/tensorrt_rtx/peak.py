@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_STATUS = Path("/proc/self/status")
+from trtbuild.machine import process_memory
+
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-
-
-def _high_water_bytes() -> int:
-    try:
-        found = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    except OSError:
-        found = None
-    if found is not None:
-        return int(found.group(1)) << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 @contextlib.contextmanager
@@ -31,4 +20,4 @@ def peak_memory() -> Iterator[Callable[[], int]]:
     """
     with contextlib.suppress(OSError):
         _CLEAR_REFS.write_text("5", encoding="ascii")
-    yield _high_water_bytes
+    yield lambda: process_memory().peak_bytes
