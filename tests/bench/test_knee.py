@@ -18,7 +18,7 @@ from trtbuild.bench.loads import ClosedLoop
 from trtbuild.bench.metrics import run_values
 from trtbuild.bench.warmup import WarmupRule
 
-PROMPTS = [Prompt((1,) * 8, 12 + 5 * (i % 5)) for i in range(25)]
+PROMPTS = [Prompt((1,) * 8, 6 + 3 * (i % 5)) for i in range(25)]
 
 
 def search(step, noise: float, seed: int, limit: int = 256, prefill: float = 0.0, slots: int = 10**9) -> Knee:

@@ -83,7 +83,7 @@ def erlang_c(servers: int, offered: float) -> float:
 def test_open_loop_on_mm1_has_the_analytic_values() -> None:
     rate, mu = 0.4, 1.0
     load = OpenLoop(rate, seed=5)
-    run = run_load(QueueServer(exponential(mu, seed=6)), ONE_TOKEN, load, long_window(150_000))
+    run = run_load(QueueServer(exponential(mu, seed=6)), ONE_TOKEN, load, long_window(100_000))
     sojourn = 1 / (mu - rate)
     latency = np.array(REQUEST_METRICS["latency_ms"].values(run.measured)) / 1e3
     assert latency.mean() == pytest.approx(sojourn, rel=0.01)
@@ -102,11 +102,11 @@ def test_open_loop_on_mm1_has_the_analytic_values() -> None:
 
 def test_open_loop_on_mdc_has_the_analytic_values() -> None:
     servers, rate, service = 1, 0.5, 1.0
-    run = run_load(QueueServer(constant(service), servers), ONE_TOKEN, OpenLoop(rate, seed=1), long_window(60_000))
+    run = run_load(QueueServer(constant(service), servers), ONE_TOKEN, OpenLoop(rate, seed=1), long_window(40_000))
     wait = rate * service / (2 * (1 - rate * service)) * service  # Pollaczek-Khinchine
     assert mean_latency_s(run) == pytest.approx(service + wait, rel=0.01)
     servers, rate = 4, 3.0
-    run = run_load(QueueServer(constant(service), servers), ONE_TOKEN, OpenLoop(rate, seed=2), long_window(60_000))
+    run = run_load(QueueServer(constant(service), servers), ONE_TOKEN, OpenLoop(rate, seed=2), long_window(40_000))
     # Cosmetatos' correction of half the M/M/c wait is within 1 % of the exact M/D/c wait here.
     markov = erlang_c(servers, rate * service) * service / (servers - rate * service)
     load = rate * service / servers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,6 +29,7 @@ from trtbuild.bench.scoring import score_window
 from trtbuild.bench.workload import engine_tokenizer
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(1, 20), st.data())
 def test_every_token_but_the_first_is_scored_once(length: int, window: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, window))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtbuild.bench.statistics import (
@@ -108,6 +108,7 @@ def test_repeat_intervals_of_too_little() -> None:
     assert borrowed.low < 5.0 < borrowed.high
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 100), min_size=2, max_size=8))
 def test_the_median_of_repeats_lies_in_its_interval(values: list[float]) -> None:
     interval = repeat_intervals({"x": values})["x"]
@@ -117,11 +118,11 @@ def test_the_median_of_repeats_lies_in_its_interval(values: list[float]) -> None
 def test_a_paired_bootstrap_covers_the_mean() -> None:
     rng = np.random.default_rng(5)
     hits = 0
-    for seed in range(60):
+    for seed in range(25):
         data = rng.normal(1.0, 2.0, 80)
         interval = paired_bootstrap(len(data), lambda rows, data=data: float(data[rows].mean()), seed=seed)
         hits += interval.low <= 1.0 <= interval.high
-    assert hits >= 52
+    assert hits >= 21
     assert paired_bootstrap(1, lambda _: 2.0) == Interval(2.0, None, None)
 
 
