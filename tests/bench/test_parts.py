@@ -19,6 +19,7 @@ from trtbuild.bench.capacity import find_capacity
 from trtbuild.bench.driver import EngineMemory, Request
 from trtbuild.bench.loads import ClosedLoop, OpenLoop, Replay
 from trtbuild.bench.memory import memory_parts
+from trtbuild.bench.metrics import REQUEST_METRICS, RUN_METRICS
 from trtbuild.bench.records import RequestRecord
 from trtbuild.bench.settings import Overrides, resolve, window_for
 from trtbuild.bench.slo import Slo, attainment, is_good
@@ -203,3 +204,9 @@ def test_memory_has_a_peak_and_parts_that_add_up() -> None:
     engine = EngineMemory(weights_bytes=300, kv_pool_bytes=200, kv_bytes_per_token=2, kv_pool_tokens=100)
     assert memory_parts(1000, engine).rest_bytes == 500
     assert memory_parts(400, engine).rest_bytes is None
+
+
+def test_the_documentation_defines_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    for name in (*REQUEST_METRICS, *RUN_METRICS, "goodput_req_s", "gap_ms"):
+        assert f"`{name}`" in page, name

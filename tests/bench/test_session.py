@@ -163,6 +163,8 @@ def test_an_interrupt_keeps_the_partial_result_and_says_so(tmp_path: Path) -> No
     result = bench([engine(tmp_path, "long")], watcher=Impatient(), requests=100_000)
     assert result.partial and result.document["partial"]
     assert "partial" in result.document["first_line"]
+    assert result.verdict.sentence.startswith("Provisional")
+    assert isinstance(failure_of(result.document), KeyboardInterrupt)
 
 
 def test_the_objective_is_judged_at_its_rate_and_capacity_is_found(tmp_path: Path) -> None:

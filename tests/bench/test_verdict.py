@@ -126,3 +126,13 @@ def test_runs_that_cannot_be_compared_say_why(good: BenchResult) -> None:
     assert len(found.remarks) == 4
     assert not any(change.what == "perplexity" for change in found.changes)
     assert "not distinguishable" in found.text()
+
+
+def test_quality_is_not_judged_when_told_to_leave_it_out_and_is_open_without_a_baseline(tmp_path: Path) -> None:
+    source = make_engine(tmp_path, "int8", tokenizer=True)
+    fast = measure_sources([source], None, PROFILE, Overrides(quality=False, repeats=1), ScoreCache(None))
+    assert fast.verdict.ship == "int8" and fast.verdict.sentence.endswith("; quality was not looked at.")
+    alone = measure_sources([source], None, PROFILE, Overrides(repeats=1), ScoreCache(None))
+    assert alone.verdict.ship is None and failure_of(alone.document).exit_code == 6
+    assert alone.document["results"][0]["quality"]["perplexity"] > 1
+    assert "give one with --baseline" in alone.verdict.others["int8"]

@@ -247,7 +247,10 @@ def _conclude(
     results = [engine_result(m, settings, intervals, quality[m.source.name]) for m in measured]
     results += [tool_result(t, settings, quality_of_twin(t.source, measured, quality)) for t in tools]
     results.sort(key=lambda result: [source.name for source in sources].index(result["name"]))
-    verdict = decide(results, profile.name, profile.objective, settings.slo, settings.budget, settings.slo_load)
+    budget = settings.budget if settings.quality else None
+    verdict = decide(results, profile.name, profile.objective, settings.slo, budget, settings.slo_load)
+    if partial:
+        verdict = dataclasses.replace(verdict, sentence=f"Provisional, for the run was interrupted: {verdict.sentence}")
     for result in results:
         result["verdict"] = verdict.verdict_of(result["name"])
     requests, errors = (sum(result[key] for result in results) for key in ("requests", "errors"))

@@ -195,7 +195,7 @@ def judge_quality(quality: Mapping[str, Any], budget: Budget) -> list[Judgement]
 def _judge_limit(title: str, quality: Mapping[str, Any], key: str, limit: float, sign: int, form: str) -> Judgement:
     value = quality.get(key)
     if value is None:
-        return Judgement(title, "inconclusive", f"{title} was not measured")
+        return _unmeasured(title, title, quality)
     low, high = quality.get(f"{key}_interval") or (value, value)
     best, worst = (low, high) if sign > 0 else (high, low)
     verdict = "pass" if worst * sign <= limit * sign else "fail" if best * sign > limit * sign else "inconclusive"
@@ -204,10 +204,15 @@ def _judge_limit(title: str, quality: Mapping[str, Any], key: str, limit: float,
     return Judgement(title, verdict, f"{title} {form.format(value)}{spread}, {word} {form.format(limit)} asked")
 
 
+def _unmeasured(question: str, what: str, quality: Mapping[str, Any]) -> Judgement:
+    why = "" if quality.get("baseline") else ": there is no baseline to compare with, give one with --baseline"
+    return Judgement(question, "inconclusive", f"{what} was not measured{why}")
+
+
 def _judge_no_loss(quality: Mapping[str, Any], rounding_pct: float) -> Judgement:
     value = quality.get("perplexity_change_pct")
     if value is None:
-        return Judgement("no loss", "inconclusive", "perplexity was not measured")
+        return _unmeasured("no loss", "perplexity", quality)
     low, _ = quality.get("perplexity_change_pct_interval") or (value, value)
     if value <= rounding_pct:
         return Judgement(

@@ -40,15 +40,15 @@ OBJECTIVES: Mapping[str, Objective] = {
 }
 
 
-def judge(result: Mapping[str, Any], slo: Slo, budget: Budget, slo_load: int) -> list[Judgement]:
-    """Every requirement the profile has of one engine, with its answer."""
+def judge(result: Mapping[str, Any], slo: Slo, budget: Budget | None, slo_load: int) -> list[Judgement]:
+    """Every requirement the profile has of one engine, with its answer; quality is left out where `budget` is None."""
     judgements = [_judge_errors(result)]
     if slo.limits:
         judgements.append(_judge_slo(result, slo, slo_load))
-    quality = result["quality"]
-    if quality is None or not quality["is_baseline"]:
-        judgements += judge_quality(quality or {}, budget)
-    return judgements
+    quality = result["quality"] or {}
+    if budget is None or quality.get("is_baseline"):
+        return judgements
+    return judgements + judge_quality(quality, budget)
 
 
 def _judge_errors(result: Mapping[str, Any]) -> Judgement:
@@ -102,7 +102,7 @@ class Verdict:
 
 
 def decide(
-    results: Sequence[Mapping[str, Any]], profile: str, objective: str, slo: Slo, budget: Budget, slo_load: int
+    results: Sequence[Mapping[str, Any]], profile: str, objective: str, slo: Slo, budget: Budget | None, slo_load: int
 ) -> Verdict:
     """Choose among the engines that pass everything.
 
@@ -115,7 +115,10 @@ def decide(
     if chosen is None:
         return Verdict(None, _none_passes(results, judged, profile), _lacks(results, judged, None, goal), judged)
     others = _lacks(results, judged, chosen, goal)
-    return Verdict(chosen["name"], _why(chosen, results, passing, judged, profile, goal), others, judged)
+    why = _why(chosen, results, passing, judged, profile, goal)
+    if budget is None:
+        why = f"{why[:-1]}; quality was not looked at."
+    return Verdict(chosen["name"], why, others, judged)
 
 
 def _best(passing: Sequence[Mapping[str, Any]], goal: Objective) -> Mapping[str, Any] | None:
@@ -148,7 +151,8 @@ def _why(
 ) -> str:
     value = goal.value(chosen)
     measured = "" if value is None else f" ({goal.form.format(value)})"
-    rivals = [r["name"] for r in passing if r is not chosen and not distinguishable(r, chosen, goal.metric)]
+    known = [r for r in passing if r is not chosen and goal.value(r) is not None]
+    rivals = [r["name"] for r in known if not distinguishable(r, chosen, goal.metric)]
     if rivals:
         rank = f"{goal.title}{measured} not distinguishable from {' and '.join(rivals)}, in the least memory"
     elif len(passing) == 1 and len(results) > 1:
