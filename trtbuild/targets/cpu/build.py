@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
     for note in decoder.notes:
         progress.note(note)
     kv_cache = options.kv_cache or default_kv_cache(decoder.spec.dtype, decoder.quantization.kv_cache_quant_algo)
-    with atomic_directory(out) as folder:
+    with ThreadPoolExecutor(1) as background, atomic_directory(out) as folder:
+        fingerprint = background.submit(decoder.fingerprint)  # hashing every weight takes as long as writing them
         write_assets(folder, decoder, tokenizer.stop_token_ids)
         write_model(decoder, folder, limits.max_seq_len, progress)
         kernels, checked = _check(decoder, folder, limits, progress)
@@ -61,7 +63,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
             checked=dataclasses.asdict(checked),
             vocab_size=decoder.spec.vocab_size,
         )
-        inputs = {"checkpoint": decoder.fingerprint(), "tokenizer": tokenizer.fingerprint()}
+        inputs = {"checkpoint": fingerprint.result(), "tokenizer": tokenizer.fingerprint()}
         write_manifest(folder, "engine", inputs=inputs, settings=settings, packages=PACKAGES)
     progress.note(
         f"{checked.method} differ from the numpy forward by {checked.prompt:.1e}, decoding by {checked.decode:.1e}"
