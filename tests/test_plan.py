@@ -15,7 +15,7 @@ from trtbuild.checkpoint.spec import DecoderSpec, Quantization, RopeSpec
 from trtbuild.checkpoint.trtllm_config import Ranks
 from trtbuild.errors import DoesNotFit, MachineLacks, UsageError
 from trtbuild.machine import Gpu, Machine
-from trtbuild.plan import Plan, make_plan, parameters, plan_document, require_fit
+from trtbuild.plan import Plan, Row, make_plan, parameters, plan_document, require_fit
 from trtbuild.quantize.precisions import PRECISIONS
 from trtbuild.targets.base import BuildOptions, Limits
 from trtbuild.targets.trtllm.footprint import (
@@ -214,21 +214,24 @@ def test_a_disk_that_is_too_small() -> None:
     assert made.disk_bytes == made.rows[0].checkpoint_bytes + made.rows[0].engine_bytes
 
 
-def test_calibration_is_what_makes_quantizing_large() -> None:
-    made = make_plan(
-        "m",
-        LLAMA_31_8B,
-        ["fp16", "int8"],
-        ["trtllm"],
-        Limits(),
-        MACHINE,
-        free_disk_bytes=DISK,
-        card=find_card("L40S"),
-        calibration_tokens=128 * 512,
-    )
-    fp16, int8 = made.rows
-    assert int8.quantize_peak_bytes - fp16.quantize_peak_bytes == 2 * 4 * 128 * 512 * 4096
-    assert fp16.quantize_peak_bytes < fp16.checkpoint_bytes  # tensors are streamed
+def test_calibration_takes_disk_and_not_memory_with_more_samples() -> None:
+    def rows(tokens: int) -> tuple[Row, ...]:
+        return make_plan(
+            "m",
+            LLAMA_31_8B,
+            ["fp16", "int8"],
+            ["trtllm"],
+            Limits(),
+            MACHINE,
+            free_disk_bytes=DISK,
+            card=find_card("L40S"),
+            calibration_tokens=tokens,
+        ).rows
+
+    (fp16, few), (_, many) = rows(1000), rows(64_000)
+    assert (fp16.scratch_bytes, many.scratch_bytes) == (0, 2 * 4 * 64_000 * 4096)
+    assert few.quantize_peak_bytes == many.quantize_peak_bytes > fp16.quantize_peak_bytes
+    assert many.quantize_peak_bytes < many.checkpoint_bytes  # tensors are streamed
 
 
 def test_every_precision_has_a_plan_and_a_json_form() -> None:

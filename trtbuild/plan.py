@@ -25,8 +25,9 @@ from trtbuild.targets.registry import load_target
 from trtbuild.targets.trtllm.footprint import DTYPE_BYTES
 from trtbuild.targets.trtllm.footprint import weights_bytes as hub_bytes
 
-_QUANTIZE_BASE_BYTES = 150 << 20
-"""Python with numpy and tokenizers loaded."""
+_QUANTIZE_BASE_BYTES = 200 << 20
+_CALIBRATE_BASE_BYTES = 300 << 20
+"""Python with what each of the two loads, and the samples in work; measured on SmolLM2-135M."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Row:
     device: Device
     checkpoint_bytes: int
     engine_bytes: int
+    scratch_bytes: int
     quantize_peak_bytes: int
     build_peak_bytes: int
     weights_bytes: int
@@ -97,9 +99,10 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """Everything written: each precision's checkpoint once, and every engine."""
+        """Everything written: each precision's checkpoint once, every engine, and the largest scratch meanwhile."""
         checkpoints = {row.precision: row.checkpoint_bytes for row in self.rows}
-        return sum(checkpoints.values()) + sum(row.engine_bytes for row in self.rows)
+        scratch = max((row.scratch_bytes for row in self.rows), default=0)
+        return sum(checkpoints.values()) + sum(row.engine_bytes for row in self.rows) + scratch
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -219,7 +222,8 @@ def _row(
         device=device,
         checkpoint_bytes=hub_bytes(cast, quantization, ranks, checkpoint=True) * ranks.world,
         engine_bytes=need.disk_bytes,
-        quantize_peak_bytes=quantize_peak_bytes(spec, precision, calibration_tokens),
+        scratch_bytes=scratch_bytes(spec, precision, calibration_tokens),
+        quantize_peak_bytes=quantize_peak_bytes(spec, precision),
         build_peak_bytes=need.build_peak_bytes,
         weights_bytes=need.weights_bytes,
         activation_bytes=need.activation_bytes,
@@ -236,16 +240,22 @@ def _row(
     )
 
 
-def quantize_peak_bytes(spec: DecoderSpec, precision: Precision, calibration_tokens: int) -> int:
-    """Host memory while quantizing: tensors are streamed, so only calibration grows with the data.
+def quantize_peak_bytes(spec: DecoderSpec, precision: Precision) -> int:
+    """Host memory while quantizing, an estimate: tensors are streamed and hidden states lie on disk.
 
-    The largest tensor is held in FP32 once, or one layer twice. Calibration holds the hidden states of all tokens
-    before and after a layer in FP32 as well.
+    What is held is the largest table in FP32, or a layer in FP32: twice to convert it, four times to calibrate it
+    (weights, inputs' second moments, and both roundings of them).
     """
     layer = sum(4 * math.prod(spec.linear_shape(module)) for module in LINEAR_MODULES)
-    streamed = max(4 * spec.vocab_size * spec.hidden_size, 2 * layer)
-    states = 2 * 4 * calibration_tokens * spec.hidden_size if precision.needs_calibration else 0
-    return _QUANTIZE_BASE_BYTES + streamed + states
+    table = 4 * spec.vocab_size * spec.hidden_size
+    if precision.needs_calibration:
+        return _CALIBRATE_BASE_BYTES + max(table, 4 * layer)
+    return _QUANTIZE_BASE_BYTES + max(table, 2 * layer)
+
+
+def scratch_bytes(spec: DecoderSpec, precision: Precision, calibration_tokens: int) -> int:
+    """Disk that calibration takes while it runs: the hidden states of all tokens in FP32, before and after a layer."""
+    return 2 * 4 * calibration_tokens * spec.hidden_size if precision.needs_calibration else 0
 
 
 def _device(target: Target, card: Card | None, machine: Machine) -> Device:
