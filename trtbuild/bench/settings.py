@@ -16,7 +16,7 @@ from trtbuild.bench.warmup import WarmupRule
 from trtbuild.errors import UsageError
 from trtbuild.profile import Profile
 
-_MIN_WARMUP_WINDOW = 4
+_MIN_WARMUP_WINDOW = 2
 
 
 @dataclass(frozen=True)
