@@ -9,7 +9,7 @@ import sys
 
 from common import record_call
 
-VALUES = ("--gpus", "--ipc", "--ulimit", "--user", "--env", "--workdir", "--mount")
+VALUES = ("--gpus", "--ipc", "--ulimit", "--user", "--env", "--workdir", "--mount", "--tmpfs")
 
 
 def main() -> None:

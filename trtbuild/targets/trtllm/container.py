@@ -18,6 +18,9 @@ from trtbuild.targets.trtllm.version import CONTAINER
 
 PROGRAM = "docker"
 
+_SCRATCH = "/scratch"
+"""Home and working directory of the tool: in memory, writable by any user, gone with the container."""
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -47,7 +50,8 @@ def containerized(command: Sequence[str], image: str, mounts: Sequence[Mount]) -
     words = [
         *(PROGRAM, "run", "--rm", "--gpus", "all", "--ipc", "host"),
         *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
-        *("--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--workdir", "/tmp"),
+        *("--user", f"{os.getuid()}:{os.getgid()}", "--tmpfs", _SCRATCH),
+        *("--env", f"HOME={_SCRATCH}", "--workdir", _SCRATCH),
     ]
     for mount in mounts:
         words += ["--mount", _mount_option(mount)]

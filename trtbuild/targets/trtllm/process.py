@@ -36,7 +36,7 @@ def run_logged(
 ) -> Completed:
     """Run a command to its end with stdout and stderr in `log`, in the order they were written.
 
-    The tool gets a session of its own; when we are interrupted, the whole group (MPI ranks, pool workers) is ended.
+    The tool runs in a process group of its own; when we are interrupted, all of it (MPI ranks, pool workers) is ended.
     Raises MachineLacks when the program does not exist.
     """
     lines: list[str] = []
