@@ -104,3 +104,13 @@ def test_everything_but_indices_has_the_compute_type(compute: str, tmp_path: Pat
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
     floats = {v.type.tensor_type.elem_type for v in inferred.graph.value_info} - {onnx.TensorProto.INT64}
     assert floats <= {wanted, onnx.TensorProto.BOOL}
+
+
+def test_the_scale_of_a_dead_input_stays_above_nothing_in_half_precision(tmp_path: Path) -> None:
+    decoder = int8_decoder(open_model(str(write_huggingface(tmp_path / "hf", "llama"))), "W8A8_SQ_PER_CHANNEL")
+    name = "transformer.layers.0.mlp.proj.activation_scaling_factor"
+    dead = dataclasses.replace(decoder.tensors[name], read=lambda: np.asarray([1e-9], np.float32))
+    decoder = dataclasses.replace(decoder, tensors={**decoder.tensors, name: dead})
+    model = onnx.load(write_onnx(decoder, tmp_path, max_seq_len=64, compute="float16", slots=64))
+    (scale,) = (onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == name)
+    assert scale > 0
