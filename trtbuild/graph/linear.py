@@ -28,9 +28,7 @@ def _transposed_weight(graph: GraphBuilder, path: str, linear: Linear) -> str:
 
 def _static_activation(graph: GraphBuilder, path: str, value: str, scale: float) -> str:
     """Q/DQ of the activation. The scale of an input that is next to nothing must not become 0 in the compute type."""
-    import ml_dtypes
-
-    least = float(ml_dtypes.finfo(graph.compute).smallest_subnormal)
+    least = float(np.nextafter(np.zeros((), graph.compute), np.ones((), graph.compute)))
     inputs = [
         graph.constant(f"{path}.activation_scaling_factor", np.asarray(max(scale, least), graph.compute)),
         graph.constant("zero_point", np.asarray(0, np.int8)),
