@@ -163,7 +163,7 @@ def test_the_page_opens_in_a_browser_with_every_plot_and_fits_a_phone(document: 
     width, drawn, plots = re.search(r'data-found="([^"]*)"', opened.stdout).group(1).split(",")
     assert int(width) <= 390, "the page scrolls sideways on a phone"
     assert drawn == "true"
-    assert plots == "plot-cdf+plot-curve+plot-memory+plot-quality"
+    assert plots == "plot-cdf+plot-ttft+plot-curve+plot-memory+plot-quality"
     dom = _chromium("--dump-dom", page.as_uri())
     assert "CONSOLE" not in dom.stderr
     assert dom.stdout.count("knee at") >= 2 and dom.stdout.count('class="ring"') == 2

@@ -1,4 +1,4 @@
-"""The four plots of the report, each from the results alone; a plot without data says why."""
+"""The plots of the report, each from the results alone; a plot without data says why."""
 
 from __future__ import annotations
 
@@ -33,27 +33,31 @@ def _bounds(values: Sequence[float], *, zero: bool = False, margin: float = 0.06
     return (0.0 if zero else low - margin * spread), high + margin * spread
 
 
-def latency_cdf(document: Document) -> str | None:
-    """Share of requests answered within a time, at the headline load."""
-    head = document["settings"]["headline"]
-    curves = [(i, r["name"], r["loads"][head]["cdf"]["latency_ms"]) for i, r in enumerate(document["results"])]
-    drawn = [(i, name, values) for i, name, values in curves if values]
-    if not drawn:
-        return None
-    every = [value for _, _, values in drawn for value in values]
-    worst = ", ".join(f"{name} up to {number(values[-1])} ms" for _, name, values in drawn)
-    chart = Chart(
-        "Latency distribution",
-        f"Cumulative share of requests by end-to-end latency: {worst}.",
-        "end-to-end latency (ms)",
-        "share of requests",
-        _bounds(every, zero=min(every) < 0.4 * max(every)),
-        (0.0, 1.0),
-        y_label=lambda v: f"{v * 100:.0f} %",
-    )
-    for series, name, values in drawn:
-        chart.line([(v, i / (len(values) - 1)) for i, v in enumerate(values)], series, name)
-    return chart.render("plot-cdf")
+def _cdf(metric: str, identifier: str, title: str, axis: str) -> Callable[[Document], str | None]:
+    """Share of requests within a time, at the headline load: one line per engine."""
+
+    def draw(document: Document) -> str | None:
+        head = document["settings"]["headline"]
+        curves = [(i, r["name"], r["loads"][head]["cdf"][metric]) for i, r in enumerate(document["results"])]
+        drawn = [(i, name, values) for i, name, values in curves if values]
+        if not drawn:
+            return None
+        every = [value for _, _, values in drawn for value in values]
+        worst = ", ".join(f"{name} up to {number(values[-1])} ms" for _, name, values in drawn)
+        chart = Chart(
+            title,
+            f"Cumulative share of requests by {axis}: {worst}.",
+            f"{axis} (ms)",
+            "share of requests",
+            _bounds(every, zero=min(every) < 0.4 * max(every)),
+            (0.0, 1.0),
+            y_label=lambda v: f"{v * 100:.0f} %",
+        )
+        for series, name, values in drawn:
+            chart.line([(v, i / (len(values) - 1)) for i, v in enumerate(values)], series, name)
+        return chart.render(identifier)
+
+    return draw
 
 
 def throughput_latency(document: Document) -> str | None:
@@ -226,7 +230,18 @@ def _covers(start: float, baseline: float, width: float, taken: Sequence[tuple[f
 
 
 PLOTS: tuple[Plot, ...] = (
-    Plot("cdf", "Latency", "Share of requests answered within a time, at the headline load.", latency_cdf),
+    Plot(
+        "cdf",
+        "Latency",
+        "Share of requests answered within a time, at the headline load.",
+        _cdf("latency_ms", "plot-cdf", "Latency distribution", "end-to-end latency"),
+    ),
+    Plot(
+        "ttft",
+        "Time to first token",
+        "Share of requests whose first token came within a time, at the headline load.",
+        _cdf("ttft_ms", "plot-ttft", "Distribution of the time to first token", "time to first token"),
+    ),
     Plot(
         "curve",
         "Throughput against latency",
