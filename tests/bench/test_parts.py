@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from builders import write_tokenizer
 from simulated import BatchServer, QueueServer, constant, smooth_step
 
 from trtbuild.bench.admission import QUEUE_FULL, Admission, AdmittingDriver
@@ -24,10 +26,12 @@ from trtbuild.bench.records import RequestRecord
 from trtbuild.bench.settings import Overrides, resolve, window_for
 from trtbuild.bench.slo import Slo, attainment, is_good
 from trtbuild.bench.trace import read_trace, scale_trace
+from trtbuild.bench.workload import chat_prompts, engine_tokenizer, file_prompts, synthetic_prompts, trace_prompts
 from trtbuild.errors import InputRefused, UsageError
 from trtbuild.machine import process_memory
 from trtbuild.profile import Profile
 from trtbuild.profile import Slo as ProfileSlo
+from trtbuild.targets.base import Limits
 
 
 def finish_order(admission: Admission, requests: list[Request]) -> list[tuple[int, str | None]]:
@@ -210,3 +214,39 @@ def test_the_documentation_defines_every_metric() -> None:
     page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
     for name in (*REQUEST_METRICS, *RUN_METRICS, "goodput_req_s", "gap_ms"):
         assert f"`{name}`" in page, name
+
+
+def tokenizer_of(folder: Path):
+    write_tokenizer(folder, 96)
+    found = engine_tokenizer(folder)
+    assert found is not None
+    return found
+
+
+def test_a_users_prompts_end_where_the_answer_begins_and_what_is_too_long_is_counted(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    lines = [{"messages": turns}, {"text": "hello"}, {"text": "x" * 200}]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    found = file_prompts(file, tokenizer, 7, False, Limits(max_input_len=100, max_seq_len=120))
+    assert [tokenizer.decode(p.token_ids) for p in found.prompts] == ["user:hiassistant:", "user:helloassistant:"]
+    assert {p.max_new_tokens for p in found.prompts} == {7}
+    assert found.story.startswith("2 prompts of mine.jsonl") and found.story.endswith(
+        "1 longer than the limits left out"
+    )
+    with pytest.raises(InputRefused, match="no prompt fits"):
+        file_prompts(file, tokenizer, 7, False, Limits(max_input_len=3, max_seq_len=120))
+
+
+def test_built_in_and_synthetic_prompts_have_the_lengths_asked_for(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path)
+    chat = chat_prompts(tokenizer, (40, 60), 5, True, 6, seed=1)
+    assert [len(p.token_ids) for p in chat.prompts] == [40, 60] * 3
+    assert len({p.token_ids for p in chat.prompts}) == 6
+    assert chat == chat_prompts(tokenizer, (40, 60), 5, True, 6, seed=1)
+    random_ids = synthetic_prompts(50, (9,), 5, True, 4, seed=2)
+    assert {len(p.token_ids) for p in random_ids.prompts} == {9}
+    assert all(0 <= i < 50 for p in random_ids.prompts for i in p.token_ids)
+    trace = trace_prompts(read_like([(0.0, 45, 3), (1.0, 50, 9)]), 96, tokenizer, 0)
+    assert [(len(p.token_ids), p.max_new_tokens) for p in trace.prompts] == [(45, 3), (50, 9)]
