@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import pytest
 
 from trtbuild.checkpoint.spec import Array, Decoder
 from trtbuild.graph.decoder import write_onnx
@@ -43,7 +44,12 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 3  # it warns of every cache it copies instead of updating it in place
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if "TensorScatter" in str(error) or "opset 24" in str(error):
+            pytest.skip(f"onnxruntime {onnxruntime.__version__} does not run TensorScatter")
+        raise
 
 
 def check_profile(shape: Geometry, phase: int, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -91,6 +91,7 @@ def test_the_tokens_are_the_largest_logits_of_the_places_asked_for(tmp_path: Pat
     assert OnnxExecutor(path, shape).tokens(step).tolist() == [expected[[19, 4]].argmax(axis=1).tolist()]
 
 
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 24, reason="this onnx cannot check TensorScatter")
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 def test_everything_but_indices_has_the_compute_type(compute: str, tmp_path: Path) -> None:
     decoder = open_model(str(write_huggingface(tmp_path / "hf", "qwen2", dtype=compute)))
