@@ -1,6 +1,6 @@
 """How much of what INT8 costs an epoch of LoRA brings back: quantize, fine-tune against it, merge, quantize again.
 
-    python benchmarks/recover_quality.py MODEL -o DIR [--calibration max] [--share 0.05] [--json OUT]
+    python benchmarks/recover_quality.py MODEL -o DIR [--calibration entropy] [--share 0.05] [--json OUT]
 
 MODEL is a Hugging Face folder or what trtbuild can open as llama (a GGUF file, say). Needs torch, transformers and
 peft. DIR receives both checkpoints and the adapter between them. docs/recover-quality.md explains and quotes it.
@@ -61,10 +61,11 @@ def quantized_modules(checkpoint: Decoder) -> Iterator[tuple[str, Linear, slice]
 
 
 class RoundedInput:
-    """What an INT8 linear sees of its input: x ← clip(rint(x · p / s), −128, 127) · s / p, with gradient one.
+    """What an INT8 linear sees of its input: x ← clip(rint(x · p / s), −128, 127) · s / p.
 
-    The division by p puts the rounding error where the float weights are, so that the adapter beside them meets during
-    training the very input it meets after it was merged into them.
+    The gradient passes straight through the rounding: it is one, and zero where the input is clipped. The division by p
+    puts the rounding error where the float weights are, so that the adapter beside them meets during training the very
+    input it meets after it was merged into them.
     """
 
     def __init__(self, linear: Linear) -> None:
@@ -74,10 +75,9 @@ class RoundedInput:
 
     def __call__(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         (x,) = inputs
-        with torch.no_grad():
-            levels = torch.clamp(torch.round(x * self._prequant / self._scale), -128, 127)
-            error = levels * self._scale / self._prequant - x
-        return (x + error,)
+        levels = torch.clamp(x * self._prequant / self._scale, -128, 127)
+        rounding = (torch.round(levels) - levels).detach()
+        return ((levels + rounding) * self._scale / self._prequant,)
 
 
 def prequant(linear: Linear) -> Array:
@@ -277,13 +277,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--calibration", default="max", help="forced for both checkpoints: nothing stays in float")
+    parser.add_argument("--calibration", default="entropy", help="forced for both checkpoints: nothing stays in float")
     parser.add_argument("--samples", type=int, default=64, help="of calibration")
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--share", type=float, default=0.05, help="of the built-in calibration text, to train on")
     parser.add_argument("--windows", type=int, default=32, help="of held-out text to score")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     document = run(arguments)

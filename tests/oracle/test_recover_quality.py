@@ -79,14 +79,17 @@ def test_the_adapter_meets_in_training_what_it_meets_merged(script: Any, tmp_pat
     np.testing.assert_allclose(found, seen @ merged.T, rtol=1e-3, atol=1e-3)
 
 
-def test_gradients_pass_straight_through_the_rounding(script: Any, tmp_path: Path) -> None:
+def test_gradients_pass_through_the_rounding_but_not_where_it_clips(script: Any, tmp_path: Path) -> None:
     checkpoint = open_decoder(str(quantized(write_huggingface(tmp_path / "m"), tmp_path / "c")))
     _, linear, _ = next(iter(script.quantized_modules(checkpoint)))
-    x = torch.randn(3, 64, requires_grad=True)
+    limit = 127 * linear.activation_scale / np.asarray(linear.prequant_scale, np.float32)
+    share = torch.tensor([[0.3], [-0.9], [1.5], [-2.0]])
+    x = (share * torch.from_numpy(limit)).requires_grad_()
     (rounded,) = script.RoundedInput(linear)(torch.nn.Identity(), (x,))
-    assert not torch.equal(rounded, x)
+    assert not torch.equal(rounded[:2], x[:2])
     rounded.sum().backward()
-    torch.testing.assert_close(x.grad, torch.ones_like(x))
+    expected = (share.abs() < 1).float().expand(4, 64)
+    torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=0)
 
 
 def test_an_epoch_brings_quality_back(script: Any, tmp_path: Path) -> None:
