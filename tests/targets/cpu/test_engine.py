@@ -149,7 +149,7 @@ def test_an_engine_that_differs_is_not_built(
 def test_kernels_that_fail_the_check_give_way(llama: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing_natively(*args: Any) -> Any:
         result = check_engine(*args)
-        native = "LP_TRANSFORMS_MODE" not in args[3]
+        native = "LP_TRANSFORMS_MODE" not in args[2]
         return dataclasses.replace(result, prompt=0.2) if native else result
 
     monkeypatch.setattr(build_module, "int8_features", lambda: frozenset({"avx_vnni"}))

@@ -25,7 +25,7 @@ from trtbuild.targets.cpu.machine import PACKAGES, int8_features
 from trtbuild.targets.cpu.paged import check_paged_attention
 from trtbuild.targets.cpu.preflight import preflight
 from trtbuild.targets.cpu.properties import EXACT, NATIVE, default_kv_cache, kv_bytes_per_token, plugin_properties
-from trtbuild.targets.cpu.selfcheck import CheckResult, check_engine
+from trtbuild.targets.cpu.selfcheck import CheckResult, check_engine, reference
 
 _FULL_BYTES = 1 << 20
 """A disk with less free than this after a failed write was full."""
@@ -51,7 +51,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
         fingerprint = background.submit(decoder.fingerprint)  # hashing every weight takes as long as writing them
         write_assets(folder, decoder, tokenizer.stop_token_ids)
         write_model(decoder, folder, limits.max_seq_len, progress)
-        kernels, checked = _check(decoder, folder, limits, progress)
+        kernels, checked = _check(decoder, folder, limits.max_seq_len, progress)
         settings = engine_settings(
             "cpu",
             limits,
@@ -101,15 +101,17 @@ def _save(model: Any, path: Path) -> None:
         raise OSError(code, os.strerror(code), str(path)) from error
 
 
-def _check(decoder: Decoder, folder: Path, limits: Limits, progress: Progress) -> tuple[str | None, CheckResult]:
+def _check(decoder: Decoder, folder: Path, max_seq_len: int, progress: Progress) -> tuple[str | None, CheckResult]:
     """Check the written model; choose how W8A8 runs. Raises TrtbuildError when no way computes what is meant."""
     check_paged_attention(folder / MODEL_XML, decoder.spec)
     candidates: list[str | None] = [None]
     if decoder.quantization.quant_algo in _NATIVE_INT8_ALGOS:
         candidates = [NATIVE, EXACT] if int8_features() else [EXACT]
-    with progress.task("checking the engine", total=len(candidates)) as advance:
+    with progress.task("checking the engine", total=1 + len(candidates)) as advance:
+        expected = reference(decoder, max_seq_len)
+        advance(1)
         for kernels in candidates:
-            result = check_engine(folder, decoder, limits.max_seq_len, plugin_properties("f32", kernels))
+            result = check_engine(folder, expected, plugin_properties("f32", kernels))
             advance(1)
             if result.passed:
                 return kernels, result

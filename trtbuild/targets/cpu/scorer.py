@@ -32,7 +32,9 @@ class StatefulModel:
         self._outputs = len(compiled.outputs)
         self._inputs = {name for port in compiled.inputs for name in port.get_names()}
 
-    def run(self, ids: Sequence[int], cuts: Iterable[int], rows: Mapping[str, Array] | None = None) -> list[Array]:
+    def run(
+        self, ids: Sequence[int] | Array, cuts: Iterable[int], rows: Mapping[str, Array] | None = None
+    ) -> list[Array]:
         """Every output [len(ids), …] for `ids` with an empty past.
 
         The sequence is cut at the given positions, and each part sees the ones before as its past. `rows` are further
@@ -43,7 +45,7 @@ class StatefulModel:
         parts = [self._part(ids, start, stop, rows or {}) for start, stop in bounds]
         return parts[0] if len(parts) == 1 else [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
-    def _part(self, ids: Sequence[int], start: int, stop: int, rows: Mapping[str, Array]) -> list[Array]:
+    def _part(self, ids: Sequence[int] | Array, start: int, stop: int, rows: Mapping[str, Array]) -> list[Array]:
         inputs = {
             "input_ids": np.asarray(ids[start:stop], np.int64)[None],
             "attention_mask": np.ones((1, stop), np.int64),

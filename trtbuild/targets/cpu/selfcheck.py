@@ -41,7 +41,15 @@ TOLERANCE = 1e-3
 """Largest relative difference of logits or of a layer's output. Wrong arithmetic (saturation, a lost scale, bfloat16
 where FP32 was asked) shows as 0.01 and more."""
 
-_LENGTHS = (24, 9)
+_LENGTHS, _PROMPT = (24, 12), 10
+"""Lengths of the sequences, and of the prompt when one comes in pieces (10 + 1 + 1 + 12, 10 + 1 + 1): few different
+ones, because kernels are generated for each number of rows."""
+
+_THREADED_BYTES = 1 << 25
+"""Layers smaller than this are run on one thread: waking others for a few rows costs more than they give."""
+
+_LEAST_SHARE = 1e-5
+"""What a layer adds counts as at least this share of the row it adds to: a dead layer adds nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,44 +73,61 @@ class EngineStates:
     logits: Array
 
 
-Compare = Callable[[Decoder, Sequence[Sequence[int]], Sequence[Sequence[EngineStates]]], tuple[float, ...]]
-"""(decoder, sequences, way to run → sequence → states) → largest difference of each way."""
+@dataclass(frozen=True)
+class Reference:
+    """Token sequences, and of each what the numpy forward says before any engine is asked.
+
+    `decoder` is the checkpoint's with a float KV cache and the rope factors of the engine.
+    """
+
+    decoder: Decoder
+    sequences: list[Array]
+    expected: list[Array]
 
 
-def _in_one_piece(ids: Sequence[int]) -> range:
+Compare = Callable[[Reference, Sequence[Sequence[EngineStates]]], tuple[float, ...]]
+"""(reference, way to run → sequence → states) → largest difference of each way."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """How engines of one kind are compared; `expect` gives the arrays of the reference, one for each sequence."""
+
+    method: str
+    expect: Callable[[Decoder, Sequence[Array]], list[Array]]
+    compare: Compare
+
+
+def _in_one_piece(ids: Array) -> range:
     del ids
     return range(0)
 
 
-def _in_pieces(ids: Sequence[int]) -> range:
-    """Cuts that leave half the sequence as a prompt, feed two tokens one by one, and the rest as a late chunk."""
-    half = len(ids) // 2
-    return range(half, min(half + 3, len(ids)))
+def _in_pieces(ids: Array) -> range:
+    """Cuts that leave a prompt, feed two tokens one by one, and the rest as a late chunk."""
+    prompt = _PROMPT if len(ids) > _PROMPT else len(ids) // 2
+    return range(prompt, min(prompt + 3, len(ids)))
 
 
-def compare_logits(
-    decoder: Decoder, sequences: Sequence[Sequence[int]], ways: Sequence[Sequence[EngineStates]]
-) -> tuple[float, ...]:
+def expect_logits(decoder: Decoder, sequences: Sequence[Array]) -> list[Array]:
+    return _project(decoder, hidden_states(decoder, sequences))
+
+
+def compare_logits(reference: Reference, ways: Sequence[Sequence[EngineStates]]) -> tuple[float, ...]:
     """‖engine − numpy‖ / ‖numpy‖ over the logits of each sequence."""
-    states = hidden_states(decoder, [np.asarray(ids) for ids in sequences])
-    expected = _project(decoder, states)
-    return tuple(
-        max(relative_difference(run.logits, rows) for run, rows in zip(way, expected, strict=True)) for way in ways
-    )
+    return tuple(max(map(relative_difference, (run.logits for run in way), reference.expected)) for way in ways)
 
 
-def compare_layers(
-    decoder: Decoder, sequences: Sequence[Sequence[int]], ways: Sequence[Sequence[EngineStates]]
-) -> tuple[float, ...]:
+def compare_layers(reference: Reference, ways: Sequence[Sequence[EngineStates]]) -> tuple[float, ...]:
     """The worst layer's difference, relative to what the layer adds, each layer on the engine's own input to it.
 
     Of a layer's rows the median counts, and of the sequences the best: a level rounded the other way moves a few rows
     of one sequence (all rows, when it is the first token's), an error of arithmetic moves all of them. Embedding and
     head are compared as a whole, the head on the engine's last hidden states.
     """
-    tables = [rotary_table(decoder.spec, len(ids)) for ids in sequences]
-    embedded = embed(decoder, [np.asarray(ids) for ids in sequences])
-    worst = [max(map(relative_difference, (run.hidden[0] for run in way), embedded)) for way in ways]
+    decoder = reference.decoder
+    tables = [rotary_table(decoder.spec, len(ids)) for ids in reference.sequences]
+    worst = [max(map(relative_difference, (run.hidden[0] for run in way), reference.expected)) for way in ways]
     for index in range(decoder.spec.num_layers):
         error_of = functools.partial(_layer_error, layer=read_layer(decoder, index), index=index)
         for number, way in enumerate(ways):
@@ -120,7 +145,8 @@ def _layer_error(run: tuple[EngineStates, Rotary], layer: Layer, index: int) -> 
     states, rotary = run
     entered, left = states.hidden[index], states.hidden[index + 1]
     expected = decoder_layer(entered, layer, rotary)
-    rows = np.linalg.norm(left - expected, axis=1) / np.linalg.norm(expected - entered, axis=1)
+    added = np.maximum(np.linalg.norm(expected - entered, axis=1), _LEAST_SHARE * np.linalg.norm(expected, axis=1))
+    rows = np.linalg.norm(left - expected, axis=1) / added
     return float(np.median(rows)) if np.isfinite(rows).all() else float("inf")
 
 
@@ -140,36 +166,45 @@ def relative_difference(values: Array, reference: Array) -> float:
     return difference if np.isfinite(difference) else float("inf")
 
 
-CHECKS: Mapping[str | None, tuple[str, Compare]] = {
-    None: ("logits", compare_logits),
-    "W8A16": ("logits", compare_logits),
-    "W8A8_SQ_PER_CHANNEL": ("layers", compare_layers),
-    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": ("layers", compare_layers),
+_BY_LOGITS = Check("logits", expect_logits, compare_logits)
+_BY_LAYERS = Check("layers", embed, compare_layers)
+CHECKS: Mapping[str | None, Check] = {
+    None: _BY_LOGITS,
+    "W8A16": _BY_LOGITS,
+    "W8A8_SQ_PER_CHANNEL": _BY_LAYERS,
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": _BY_LAYERS,
 }
 """quant_algo → how its engines are compared."""
 
 
-def check_engine(folder: Path, decoder: Decoder, max_seq_len: int, properties: Mapping[str, Any]) -> CheckResult:
-    """Compare the built model of `folder` with the checkpoint it was built from; raises nothing for a difference."""
+def reference(decoder: Decoder, max_seq_len: int) -> Reference:
+    """What an engine of this checkpoint will be compared with."""
     rng = np.random.default_rng(0)
-    lengths = [min(length, max_seq_len) for length in _LENGTHS]
-    sequences = [[int(t) for t in rng.integers(0, decoder.spec.vocab_size, length)] for length in lengths]
-    ways = _run(folder / MODEL_XML, decoder, {**properties, "KV_CACHE_PRECISION": "f32"}, sequences)
-    method, compare = CHECKS[decoder.quantization.quant_algo]
-    prompt, decode = compare(_as_checked(decoder, max_seq_len), sequences, ways)
-    return CheckResult(method, prompt, decode)
+    sequences = [rng.integers(0, decoder.spec.vocab_size, min(length, max_seq_len)) for length in _LENGTHS]
+    checked = _as_checked(decoder, max_seq_len)
+    expected = CHECKS[decoder.quantization.quant_algo].expect(checked, sequences)
+    return Reference(checked, sequences, expected)
 
 
-def _run(
-    model_xml: Path, decoder: Decoder, properties: Mapping[str, Any], sequences: Sequence[Sequence[int]]
-) -> list[list[EngineStates]]:
+def check_engine(folder: Path, expected: Reference, properties: Mapping[str, Any]) -> CheckResult:
+    """Compare the built model of `folder` with the reference; raises nothing for a difference."""
+    ways = _run(folder / MODEL_XML, expected, {**properties, "KV_CACHE_PRECISION": "f32"})
+    check = CHECKS[expected.decoder.quantization.quant_algo]
+    prompt, decode = check.compare(expected, ways)
+    return CheckResult(check.method, prompt, decode)
+
+
+def _run(model_xml: Path, expected: Reference, properties: Mapping[str, Any]) -> list[list[EngineStates]]:
     """The engine's states for both ways to run each sequence; what a slice computes enters the next one."""
-    spec = decoder.spec
-    hidden: list[list[list[Array]]] = [[[] for _ in sequences] for _ in range(2)]
-    bounds = slice_bounds(spec.num_layers, layer_bytes(spec, decoder.quantization))
+    spec = expected.decoder.spec
+    hidden: list[list[list[Array]]] = [[[] for _ in expected.sequences] for _ in range(2)]
+    size_bytes = layer_bytes(spec, expected.decoder.quantization)
+    if size_bytes < _THREADED_BYTES:
+        properties = {**properties, "INFERENCE_NUM_THREADS": "1"}
+    bounds = slice_bounds(spec.num_layers, size_bytes)
     for part in each_slice(model_xml, properties, spec.num_layers, bounds):
         for cuts, way in zip((_in_one_piece, _in_pieces), hidden, strict=True):
-            for ids, states in zip(sequences, way, strict=True):
+            for ids, states in zip(expected.sequences, way, strict=True):
                 states += part.run(ids, states[-1] if states else None, cuts(ids))
     return [[EngineStates(states[:-1], states[-1]) for states in way] for way in hidden]
 

@@ -28,7 +28,7 @@ class Slice:
     last: int
     model: StatefulModel
 
-    def run(self, ids: Sequence[int], hidden: Array | None, cuts: Iterable[int]) -> list[Array]:
+    def run(self, ids: Sequence[int] | Array, hidden: Array | None, cuts: Iterable[int]) -> list[Array]:
         """Hidden states [T, hidden] after each of its layers (before the first one too, for the first slice), then,
         of the last slice, the logits. `hidden` are the states that enter, None for the first slice."""
         return self.model.run(ids, cuts, {} if hidden is None else {"hidden": hidden})
