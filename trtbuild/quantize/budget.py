@@ -9,7 +9,7 @@ from trtbuild.progress import Progress, silent
 from trtbuild.quantize.choose import GroupChoice
 from trtbuild.quantize.score import Score
 
-MARGIN = 0.9
+MARGIN = 0.8
 """Share of the budget that may be used on the validation split, because other text will differ a little."""
 _AIM = 0.95
 """Share of that which a prediction aims at."""

@@ -36,16 +36,14 @@ from trtbuild.quantize.measure import (
     READS_RESIDUAL,
     Captured,
     Rows,
-    Trial,
     capture,
     choose_rows,
     floored,
     harm,
     token_squares,
-    try_all,
-    weight_maxima,
 )
 from trtbuild.quantize.schemes import QuantizedGroup, Scheme
+from trtbuild.quantize.trials import Trial, try_all, weight_maxima
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Choice by measured error: what INT8 does to the outputs of each layer, on samples, for every strength and threshold.
+"""Measuring errors: what INT8 does to the outputs of each linear and each layer, on the samples of a record.
 
 The error of a linear is measured on some rows (tokens) of the record's samples and some of its outputs, as
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtbuild.calibrate.channels import Points, bucket_points, smoothed_histogram
 from trtbuild.calibrate.forward import (
     Layer,
     Rotary,
@@ -26,28 +25,15 @@ from trtbuild.calibrate.forward import (
     attend,
     decoder_layer,
     each_sample,
-    fake_quantize,
     gated,
-    token_scales,
 )
-from trtbuild.calibrate.record import SMOOTHING_GROUPS, LayerStatistics, MeasuredSample
-from trtbuild.calibrate.smoothing import ALPHAS, prequant_factors
-from trtbuild.calibrate.threshold import METHODS, scale_of
+from trtbuild.calibrate.record import SMOOTHING_GROUPS, MeasuredSample
 from trtbuild.checkpoint.linear import Linear
-from trtbuild.checkpoint.spec import Array, DecoderSpec
-from trtbuild.quantize.int8 import dequantized_weight, rounded, weight_scales
-from trtbuild.quantize.schemes import Scheme
-
-PER_TOKEN = "per token"
-"""The one method of int8-pt: scales are made while running, there is no threshold."""
+from trtbuild.checkpoint.spec import Array
 
 _ROWS = 512
 _FIRST_TOKENS = 4
 _MOST_ATTENDED = 4
-_OUTPUTS = 96
-"""Outputs of each section of a linear that errors are measured on while strengths are compared."""
-_LARGEST_OUTPUTS = 16
-"""How many of them are those of most energy: massive activations leave through one or two outputs."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +48,6 @@ class Rows:
     index: Array
     weights: Array
     all_weights: Array
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One way to quantize a group's activations: smoothing strength and threshold, and the error it gave."""
-
-    alpha: float | None
-    method: str
-    threshold: float
-    error: float
 
 
 @dataclass(frozen=True)
@@ -138,24 +114,6 @@ def capture(states: Sequence[Array], layer: Layer, tables: Mapping[int, Rotary],
     return Captured(inputs, tuple(part[1] for part in parts))
 
 
-def sections(spec: DecoderSpec, module: str) -> tuple[int, ...]:
-    """Lengths of the parts of a linear's output whose errors are weighed each by itself."""
-    if module == "attention.qkv":
-        return (spec.q_rows, spec.kv_rows, spec.kv_rows)
-    return (spec.linear_shape(module)[0],)
-
-
-@dataclass(frozen=True)
-class _Section:
-    """Some outputs of one section: weight F32 [o, in], exact outputs F32 [R, o], what each output stands for [o], and
-    the reference [R] of the error."""
-
-    weight: Array
-    exact: Array
-    share: Array
-    reference: Array
-
-
 READS_RESIDUAL = ("attention.qkv", "mlp.fc")
 """Groups whose errors are relative to their own outputs; those of the others to the residual stream they write to."""
 
@@ -169,107 +127,6 @@ def floored(squares: Array) -> Array:
     """
     floor = max(_LEAST_SHARE * float(np.median(squares)), float(np.finfo(np.float32).tiny))
     return np.asarray(np.maximum(squares, np.float32(floor)))
-
-
-def _sections(layer: Layer, group: str, x: Array, weights: Array, residual: Array) -> list[_Section]:
-    found = []
-    for module in SMOOTHING_GROUPS[group]:
-        ends = np.cumsum(sections(layer.spec, module))[:-1]
-        for weight in np.split(layer.linears[module].weight, ends):
-            exact = x @ weight.T
-            # dense and proj add to the residual stream, whose size decides what their error means
-            reference = floored(np.square(exact).sum(axis=1) if group in READS_RESIDUAL else residual)
-            picked, share = _pick_outputs(weights @ (np.square(exact) / reference[:, None]))
-            found.append(_Section(weight[picked], np.ascontiguousarray(exact[:, picked]), share, reference))
-    return found
-
-
-def _pick_outputs(energy: Array) -> tuple[Array, Array]:
-    """The outputs of most energy [out], and some of the others with the number each of them stands for, F32."""
-    order = np.argsort(-energy, kind="stable")
-    if len(order) <= _OUTPUTS:
-        return np.sort(order), np.ones(len(order), np.float32)
-    first, rest = order[:_LARGEST_OUTPUTS], np.sort(order[_LARGEST_OUTPUTS:])
-    others = rest[np.linspace(0, len(rest) - 1, _OUTPUTS - _LARGEST_OUTPUTS).astype(np.int64)]
-    share = np.ones(_OUTPUTS, np.float32)
-    share[_LARGEST_OUTPUTS:] = len(rest) / len(others)
-    return np.concatenate([first, others]), share
-
-
-def _try_strength(
-    alpha: float | None,
-    group: str,
-    found: Sequence[_Section],
-    x: Array,
-    weights: Array,
-    layer: Layer,
-    points: Points,
-    weight_maxima: Array,
-    scheme: Scheme,
-) -> list[Trial]:
-    prequant = scheme.effective(layer, group, prequant_factors(points.maxima, weight_maxima, alpha))
-    smooth = x * prequant
-    stored = []
-    for section in found:
-        divided = section.weight / prequant
-        scales = weight_scales(divided)
-        stored.append(dequantized_weight(rounded(divided, scales), scales))
-    if scheme.per_token:
-        candidates = [(PER_TOKEN, 0.0, fake_quantize(smooth, token_scales(smooth)))]
-    else:
-        histogram = smoothed_histogram(points, prequant)
-        thresholds = {method: find(histogram) for method, find in METHODS.items()}
-        candidates = [(m, t, fake_quantize(smooth, scale_of(t))) for m, t in thresholds.items()]
-    trials = []
-    for method, threshold, seen in candidates:
-        errors = [
-            float(weights @ (np.square(seen @ weight.T - section.exact) @ section.share / section.reference))
-            for section, weight in zip(found, stored, strict=True)
-        ]
-        trials.append(Trial(alpha, method, threshold, float(np.mean(errors) / weights.sum())))
-    return trials
-
-
-def weight_maxima(layer: Layer, group: str) -> Array:
-    """F32 [in]: the largest |w| of each input channel over the linears of a group."""
-    maxima = [np.abs(layer.linears[module].weight).max(axis=0) for module in SMOOTHING_GROUPS[group]]
-    return np.asarray(np.max(maxima, axis=0))
-
-
-def try_all(
-    layer: Layer,
-    captured: Captured,
-    rows: Rows,
-    statistics: LayerStatistics,
-    scheme: Scheme,
-    threads: int | None,
-) -> dict[str, list[Trial]]:
-    """Every strength of ALPHAS with every method, for each smoothing group of a layer."""
-    residual = token_squares(captured)[rows.index]
-    seen = {group: captured.rows_of(group, rows) for group in SMOOTHING_GROUPS}
-    points = {group: bucket_points(statistics.groups[group].channels) for group in SMOOTHING_GROUPS}
-    maxima = {group: weight_maxima(layer, group) for group in SMOOTHING_GROUPS}
-    found = {group: _sections(layer, group, seen[group], rows.weights, residual) for group in SMOOTHING_GROUPS}
-
-    def run(task: tuple[str, float | None]) -> list[Trial]:
-        group, alpha = task
-        return _try_strength(
-            alpha,
-            group,
-            found[group],
-            seen[group],
-            rows.weights,
-            layer,
-            points[group],
-            maxima[group],
-            scheme,
-        )
-
-    tasks = [(group, alpha) for group in SMOOTHING_GROUPS for alpha in ALPHAS]
-    trials: dict[str, list[Trial]] = {group: [] for group in SMOOTHING_GROUPS}
-    for (group, _), result in zip(tasks, each_sample(run, tasks, threads), strict=True):
-        trials[group] += result
-    return trials
 
 
 def token_squares(captured: Captured) -> Array:
