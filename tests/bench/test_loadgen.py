@@ -183,6 +183,15 @@ def test_failed_requests_are_errors_and_not_latencies() -> None:
     assert distributions(run.measured)["latency_ms"]["n"] == len(run.measured) - len(run.errors)
 
 
+def test_an_engine_that_refuses_everything_at_once_is_not_asked_for_ever() -> None:
+    server = BatchServer(smooth_step(0.01, 0.0), fail_every=1)
+    run = run_load(server, [Prompt((1, 2), 5)], ClosedLoop(4), Window(10, 10.0, math.inf, math.inf))
+    assert run.stop_reason.endswith("requests failed")
+    assert len(run.records) < 300
+    refused = run_load(server, [Prompt((1, 2), 5)], ClosedLoop(4), Window(10, 10.0, math.inf, math.inf, NO_WARMUP))
+    assert run_values(refused)["error_pct"] == 100
+
+
 def test_a_single_request_has_a_value_but_no_percentile() -> None:
     server = BatchServer(smooth_step(0.01, 0.0))
     run = run_load(server, [Prompt((1, 2), 5)], ClosedLoop(1), Window(1, 0.0, math.inf, math.inf, NO_WARMUP))

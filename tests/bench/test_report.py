@@ -117,7 +117,7 @@ def test_every_report_survives_a_document_without_values(document: dict[str, Any
     empty = copy.deepcopy(document)
     for result in empty["results"]:
         result |= dict.fromkeys(("throughput_tok_s", "throughput_req_s", "ttft_ms", "tpot_ms", "latency_ms", "memory"))
-        result |= dict.fromkeys(("quality", "knee", "capacity", "peak_memory_bytes"))
+        result |= dict.fromkeys(("quality", "knee", "capacity", "rate_capacity", "peak_memory_bytes"))
         result["curve"] = []
         for load in result["loads"]:
             load |= dict.fromkeys(("throughput_tok_s", "ttft_ms", "tpot_ms", "latency_ms", "slo", "goodput_req_s"))

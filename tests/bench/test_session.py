@@ -174,6 +174,8 @@ def test_the_objective_is_judged_at_its_rate_and_capacity_is_found(tmp_path: Pat
     entry = result.document["results"][0]
     assert entry["capacity"]["concurrency"] == pytest.approx(12, abs=1)
     assert entry["capacity"]["failed_at"] is not None
+    assert 10 <= entry["rate_capacity"]["rate_qps"] <= 20  # 34 a second are answered at 12 in flight
+    assert "requests/s meet the objective" in terminal_report(result.document)
     judged = entry["loads"][-1]
     assert judged["kind"] == "open" and judged["slo"]["verdict"] == "pass"
     assert judged["goodput_req_s"] == pytest.approx(5.0, rel=0.1)

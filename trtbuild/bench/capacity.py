@@ -1,4 +1,7 @@
-"""The largest concurrency that still meets the objective: doubling brackets it, bisection narrows the bracket."""
+"""The largest load that still meets the objective: doubling brackets it, bisection narrows the bracket.
+
+A load is a whole number: requests in flight, or steps of a rate.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ class Capacity:
     failed_at: int | None
     resolved: bool
     lower_bound: bool
-    stop_reason: str
 
 
 def find_capacity(
@@ -56,5 +58,4 @@ def find_capacity(
             bad = middle
     below, above = known.get(good), None if bad is None else known[bad]
     resolved = (below is None or below.verdict == "pass") and (above is None or above.verdict == "fail")
-    reason = f"limit of {limit} in flight reached" if bad is None else f"{bad} in flight miss the objective"
-    return Capacity(good, below, bad, resolved, bad is None, reason)
+    return Capacity(good, below, bad, resolved, bad is None)

@@ -19,6 +19,7 @@ from trtbuild.bench.warmup import Warmup, WarmupRule
 
 _TICK_SECONDS = 0.25
 _STALLED_STEPS = 10_000
+_HOPELESS_FAILURES = 200
 
 GROWING = "the queue only grows"
 """The stop reason of a run that was ended because the load is above what the engine can take."""
@@ -105,6 +106,7 @@ class _Run:
         self.overhead_s = self.submit_s = 0.0
         self.stop_reason = ""
         self.partial = self.over = False
+        self.failed = 0
         self.next_look = 0.0
         self.fresh: list[RequestRecord] = []
         self.last_tick_s, self.last_tick_tokens = now, 0
@@ -196,6 +198,11 @@ class _Run:
         if record.succeeded and self._in_window(event.time_s):
             self.window_requests += 1
             self.window_prompt_tokens += record.prompt_tokens
+        self.failed += not record.succeeded
+        if self.failed >= _HOPELESS_FAILURES and 2 * self.failed > len(self.records):
+            # An engine that refuses at once would be asked as fast as this loop can turn.
+            self._close_window(event.time_s, f"{self.failed} of {len(self.records)} requests failed")
+            self.over = True
         if self.phase == "measured":
             enough = self.load.requests is None and self.measured_done >= self.window.min_requests
             if enough and event.time_s - self.start_s >= self.window.min_seconds:

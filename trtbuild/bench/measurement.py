@@ -14,6 +14,9 @@ from trtbuild.bench.loadgen import LoadStatus
 from trtbuild.bench.quality import Answers, Scores
 from trtbuild.bench.records import LoadRun, RequestRecord, WarmupReport
 
+RATE_STEP = 0.1
+"""A search for the largest rate goes in tenths of the rate the objective names."""
+
 
 @dataclass
 class Measured:
@@ -31,6 +34,8 @@ class Measured:
     probes: dict[int, LoadRun] = field(default_factory=dict)
     knee: Knee | None = None
     capacity: Capacity | None = None
+    rate_capacity: Capacity | None = None
+    """In steps of `RATE_STEP` of the objective's rate, where it names one."""
     answers: Answers | None = None
     scores: Scores | None = None
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)

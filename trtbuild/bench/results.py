@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from trtbuild.bench.capacity import Capacity
 from trtbuild.bench.loads import Load, load_to_json
-from trtbuild.bench.measurement import Measured
+from trtbuild.bench.measurement import RATE_STEP, Measured
 from trtbuild.bench.memory import memory_parts
 from trtbuild.bench.metrics import REQUEST_METRICS, RUN_METRICS, distributions, run_values
 from trtbuild.bench.quality import answer_quality, score_quality
@@ -152,23 +153,23 @@ def engine_result(
         "quality": quality,
         "tasks": measured.tasks or None,
         "knee": None if measured.knee is None else asdict(measured.knee),
-        "capacity": _capacity(measured),
+        "capacity": _capacity(measured.capacity, "concurrency"),
+        "rate_capacity": _capacity(measured.rate_capacity, "rate_qps", RATE_STEP * (settings.objective_rate or 0.0)),
         "curve": _curve(measured, settings),
         "loads": loads,
     }
 
 
-def _capacity(measured: Measured) -> dict[str, Any] | None:
-    found = measured.capacity
+def _capacity(found: Capacity | None, level: str, unit: float = 1) -> dict[str, Any] | None:
+    """A search's result; `unit` is what one step of it stands for."""
     if found is None:
         return None
     met = found.attainment
     return {
-        "concurrency": found.concurrency,
-        "failed_at": found.failed_at,
+        level: round(found.concurrency * unit, 6),
+        "failed_at": None if found.failed_at is None else round(found.failed_at * unit, 6),
         "resolved": found.resolved,
         "lower_bound": found.lower_bound,
-        "stop_reason": found.stop_reason,
         "slo": None if met is None else _attainment_json(met.good, met.requests, met.interval, met.verdict),
     }
 

@@ -5,7 +5,7 @@ The turns are what makes precisions comparable: a machine that slows down in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trtbuild.bench.admission import Admission
@@ -14,7 +14,7 @@ from trtbuild.bench.engines import EngineSource
 from trtbuild.bench.knee import Probe, find_knee
 from trtbuild.bench.loadgen import LoadStatus, Prompt, Window
 from trtbuild.bench.loads import ClosedLoop, Load, OpenLoop
-from trtbuild.bench.measurement import LiveStatus, Measured, Watcher, salvage
+from trtbuild.bench.measurement import RATE_STEP, LiveStatus, Measured, Watcher, salvage
 from trtbuild.bench.metrics import RUN_METRICS
 from trtbuild.bench.records import LoadRun
 from trtbuild.bench.remote import EngineDied, EngineProcess, Fleet
@@ -24,6 +24,10 @@ from trtbuild.progress import Progress
 
 MAX_ERROR_PCT = 1.0
 """Above this share of failed requests nothing an engine did is a result."""
+
+
+_MAX_RATE = 4.0
+"""A search for the largest rate ends at this many times the rate the objective names."""
 
 
 class Interrupted(Exception):
@@ -136,24 +140,43 @@ class SpeedSession:
 
         def run(concurrency: int) -> LoadRun | None:
             if concurrency not in measured.probes and measured.error is None:
-                found = self._run(measured, ClosedLoop(concurrency), probe_window(concurrency, settings.window), 0)
+                found = self._probe(measured, ClosedLoop(concurrency))
                 if found is not None:
                     measured.probes[concurrency] = found
-                    if found.partial and measured.error is None:
-                        raise Interrupted
             return measured.probes.get(concurrency)
 
         def probe(concurrency: int) -> Probe:
             return as_probe(concurrency, run(concurrency), measured.error)
 
-        def judged(concurrency: int) -> Attainment:
-            found = run(concurrency)
-            return attainment([] if found is None else found.measured, settings.slo)
-
         measured.knee = find_knee(probe, settings.max_concurrency)
-        if settings.slo.limits and measured.error is None:
-            tried = {c: attainment(found.measured, settings.slo) for c, found in measured.probes.items()}
+        if not settings.slo.limits:
+            return
+        tried = {c: attainment(found.measured, settings.slo) for c, found in measured.probes.items()}
+        judged = self._judged(run)
+        if measured.error is None:
             measured.capacity = find_capacity(judged, tried, settings.slo.share, settings.max_concurrency)
+        rate = settings.objective_rate
+        if measured.error is None and rate is not None:
+
+            def at_rate(tenths: int) -> LoadRun | None:
+                load = OpenLoop(tenths * RATE_STEP * rate, settings.burstiness, settings.seed)
+                return self._probe(measured, load) if measured.error is None else None
+
+            limit = round(_MAX_RATE / RATE_STEP)
+            measured.rate_capacity = find_capacity(self._judged(at_rate), {}, settings.slo.share, limit)
+
+    def _probe(self, measured: Measured, load: Load) -> LoadRun | None:
+        found = self._run(measured, load, probe_window(load, self.settings.window), 0)
+        if found is not None and found.partial and measured.error is None:
+            raise Interrupted
+        return found
+
+    def _judged(self, run: Callable[[int], LoadRun | None]) -> Callable[[int], Attainment]:
+        def judged(level: int) -> Attainment:
+            found = run(level)
+            return attainment([] if found is None else found.measured, self.settings.slo)
+
+        return judged
 
 
 def as_probe(concurrency: int, run: LoadRun | None, error: str | None) -> Probe:

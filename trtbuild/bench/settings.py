@@ -56,6 +56,8 @@ class Settings:
     headline: int
     slo_load: int
     """The load the objective is judged at: the rate it names, else the headline."""
+    objective_rate: float | None
+    burstiness: float
     window: Window
     repeats: int
     max_concurrency: int
@@ -106,6 +108,8 @@ def resolve(profile: Profile, overrides: Overrides, trace: Trace | None) -> Sett
         loads=tuple(loads),
         headline=headline,
         slo_load=slo_load,
+        objective_rate=objective_rate,
+        burstiness=burstiness,
         window=window,
         repeats=work.repeats if overrides.repeats is None else overrides.repeats,
         max_concurrency=work.max_concurrency,
@@ -148,8 +152,8 @@ def window_for(load: Load, window: Window, *, explicit: bool = False) -> Window:
     )
 
 
-def probe_window(concurrency: int, window: Window) -> Window:
+def probe_window(load: Load, window: Window) -> Window:
     """A shorter window for one step of a search."""
-    least = max(12, 2 * concurrency)
+    least = max(12, 2 * load.users) if load.users else window.min_requests
     shorter = dataclasses.replace(window, min_requests=least, min_seconds=window.min_seconds / 4)
-    return window_for(ClosedLoop(concurrency), shorter, explicit=True)
+    return window_for(load, shorter, explicit=True)

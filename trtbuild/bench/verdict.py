@@ -193,13 +193,18 @@ def _change(judgement: Judgement, result: Mapping[str, Any]) -> str:
     if judgement.verdict == "inconclusive":
         return f"undecided, {judgement.reason}: measure longer"
     if judgement.question == "objective":
-        capacity = result["capacity"]
-        way = ""
-        if capacity is not None:
-            met = capacity["concurrency"]
-            way = f"; up to {met} in flight meet it" if met else "; not even one request at a time meets it"
-        return f"misses {judgement.reason}{way}"
+        return f"misses {judgement.reason}{_way(result)}"
     return f"misses {judgement.reason}"
+
+
+def _way(result: Mapping[str, Any]) -> str:
+    """Which smaller load would meet the objective, where that was searched."""
+    searches = (("rate_capacity", "rate_qps", "requests/s"), ("capacity", "concurrency", "in flight"))
+    found = [(result[name][level], unit) for name, level, unit in searches if result.get(name) is not None]
+    if not found:
+        return ""
+    met = [f"{value:g} {unit}" for value, unit in found if value]
+    return f"; up to {' or '.join(met)} meet it" if met else "; not even one request at a time meets it"
 
 
 def _would_need(result: Mapping[str, Any], chosen: Mapping[str, Any], goal: Objective) -> str:

@@ -57,7 +57,10 @@ def searches(document: Document) -> list[str]:
                 f"stopped: {knee['stop_reason']}"
             )
         if capacity is not None:
-            lines.append(f"{result['name']}: {_capacity(capacity)}")
+            lines.append(f"{result['name']}: {_capacity(capacity, capacity['concurrency'], '{:g} in flight')}")
+        rate = result.get("rate_capacity")
+        if rate is not None:
+            lines.append(f"{result['name']}: {_capacity(rate, rate['rate_qps'], '{:g} requests/s')}")
     return lines
 
 
@@ -76,17 +79,18 @@ def comparison_lines(document: Document) -> list[str]:
     return list((document.get("comparison") or {}).get("lines", ()))
 
 
-def _capacity(capacity: Mapping[str, Any]) -> str:
-    met, slo = capacity["concurrency"], capacity["slo"]
-    if not met or slo is None:
-        return f"no concurrency meets the objective; stopped: {capacity['stop_reason']}"
+def _capacity(capacity: Mapping[str, Any], level: float, form: str) -> str:
+    slo, failed_at = capacity["slo"], capacity["failed_at"]
+    stopped = "stopped at the limit of the search" if failed_at is None else f"{form.format(failed_at)} do not"
+    if not level or slo is None:
+        return f"no load that was tried meets the objective; {stopped}"
     ends = [f"{end * 100:.1f}" for end in slo["interval"] or ()]
     spread = f", 95 % interval {ends[0]} to {ends[1]} %" if ends else ""
     unresolved = "" if capacity["resolved"] else ", unresolved: more requests could move it"
     bound = "at least " if capacity["lower_bound"] else ""
     return (
-        f"{bound}{met} in flight meet the objective ({slo['good']} of {slo['requests']} requests{spread}{unresolved}); "
-        f"stopped: {capacity['stop_reason']}"
+        f"{bound}{form.format(level)} meet the objective ({slo['good']} of {slo['requests']} requests{spread}"
+        f"{unresolved}); {stopped}"
     )
 
 
