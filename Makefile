@@ -24,7 +24,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 test-oracle: $(ORACLE)/.installed $(MODEL)
-	$(ORACLE)/bin/python -m pytest tests/oracle
+	$(ORACLE)/bin/python -m pytest tests/oracle --timeout 1500
 
 $(MODEL): $(VENV)/.installed
 	$(BIN)/python -m trtbuild.demo $(MODEL)
