@@ -106,15 +106,16 @@ def test_an_epoch_brings_quality_back(script: Any, tmp_path: Path) -> None:
         learning_rate=1e-3,
     )
     document = script.run(arguments)
-    float_row, before, after = document["rows"]
-    assert [row["model"] for row in document["rows"]] == ["float", "quantized", "recovered"]
+    float_row, before, after, control = document["rows"]
+    assert [row["model"] for row in document["rows"]] == ["float", "quantized", "recovered", "float with the adapter"]
+    assert control["int8_share_pct"] == 0 and control["kl"] > 0
     assert float_row["kl"] == 0 and before["int8_share_pct"] == after["int8_share_pct"] == 100
     assert after["kl"] < 0.8 * before["kl"]
     assert document["kl_recovered_pct"] == pytest.approx(100 * (1 - after["kl"] / before["kl"]))
     assert document["training"]["share_of_text_pct"] == pytest.approx(0.5, abs=0.1)
     assert len(document["training"]["kl_of_each_step"]) == document["training"]["samples"]
     json.dumps(document)
-    assert script.table(document).count("\n") == 4
+    assert script.table(document).count("\n") == 5
 
     # the adapter that was merged is peft's, and the second checkpoint is the one of the merged model
     base = open_model(str(folder))
