@@ -88,6 +88,7 @@ def test_reports_are_written_and_read_back(tmp_path: Path) -> None:
     assert {f.name for f in out.iterdir()} == {"bench.json", "bench.md", "bench.csv", "report.html", "manifest.json"}
     text = terminal_report(document)
     assert text.splitlines()[0] == f"{document['results'][0]['requests']} requests, none failed"
+    assert "can be told apart from about" in text
     assert "Little's law N = X·R holds" in text and "is no bottleneck" in text
     assert plain_table(document).splitlines()[0].split() == (
         ["precision", "latency", "(ms)", "memory", "(GB)", "throughput", "(req/s)"]

@@ -16,7 +16,21 @@ def measurement_checks(document: Mapping[str, Any]) -> list[str]:
     repeats = [(r["name"], load, run) for r in document["results"] for load in r["loads"] for run in load["repeats"]]
     if not repeats:
         return ["nothing was measured"]
-    return [_little(repeats), _client(repeats), _warmup(repeats), *_cut(repeats)]
+    return [*_resolution(document), _little(repeats), _client(repeats), _warmup(repeats), *_cut(repeats)]
+
+
+def _resolution(document: Mapping[str, Any]) -> Iterator[str]:
+    """How small a difference the repeats can show: intervals stop overlapping one width apart."""
+    widths = [
+        (interval[1] - interval[0]) / result["throughput_tok_s"] * 100
+        for result in document["results"]
+        if (interval := result["intervals"].get("throughput_tok_s")) and result["throughput_tok_s"]
+    ]
+    if widths:
+        yield (
+            f"throughputs at the headline load can be told apart from about {max(widths):.0f} % on; "
+            "more --repeats or --seconds tell smaller differences"
+        )
 
 
 def _largest(repeats: list[tuple[str, Any, Any]], key: str) -> tuple[float, str] | None:
