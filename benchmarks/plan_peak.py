@@ -39,6 +39,7 @@ def fill(engine: Path, text: str) -> None:
 
     The short one matters: the plugin packs some weights once more for steps of few rows, when it first meets one.
     """
+    from trtbuild.machine import process_memory
     from trtbuild.targets.base import Limits, read_engine
     from trtbuild.targets.cpu.driver import CpuDriver
     from trtbuild.targets.cpu.properties import plugin_properties, usable_kernels
@@ -57,8 +58,7 @@ def fill(engine: Path, text: str) -> None:
         running = count
         while running:
             running -= sum(event.finish is not None for event in driver.step(None))
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    sys.stdout.write(str(int(status["VmHWM"].split()[0]) * 1024))
+    sys.stdout.write(str(process_memory().peak_bytes))
 
 
 def planned_bytes(checkpoint: Path, text: str) -> int:

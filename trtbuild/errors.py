@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,12 @@ class VerdictFailed(TrtbuildError):
     """Everything was built and measured, and no precision meets the profile."""
 
     exit_code = 6
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """The question that names the closest of the known words, None when none is close."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {close[0]}?" if close else None
 
 
 @dataclass(frozen=True)

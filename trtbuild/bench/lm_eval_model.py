@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from trtbuild.bench.workload import engine_tokenizer
 from trtbuild.checkpoint.tokenizer import Tokenizer
 from trtbuild.errors import MachineLacks, UsageError
 from trtbuild.progress import Progress
+from trtbuild.targets.registry import resolve
 
 _MAX_NEW_TOKENS = 256
 
@@ -82,11 +82,6 @@ def engine_model(source: EngineSource) -> Any:
     return EngineModel(EngineAnswers(source, tokenizer))
 
 
-def _open(location: str, path: Path) -> Any:
-    module, attribute = location.split(":")
-    return getattr(importlib.import_module(module), attribute)(path)
-
-
 class EngineAnswers:
     """Text in, numbers or text out, on one engine. The scorer and the driver are opened when first needed."""
 
@@ -126,7 +121,7 @@ class EngineAnswers:
     def _score(self, ids: Sequence[int], first: int) -> tuple[float, bool]:
         if self._scorer is None:
             assert self._source.scorer is not None
-            self._scorer = _open(self._source.scorer, self._source.path)
+            self._scorer = resolve(self._source.scorer)(self._source.path)
         logits = self._scorer.logits(ids)[first - 1 : len(ids) - 1].astype(np.float64)
         targets = np.asarray(ids[first:])
         shifted = logits - logits.max(axis=1, keepdims=True)
@@ -136,7 +131,7 @@ class EngineAnswers:
     def generate(self, context: str, settings: dict[str, Any]) -> str:
         """Greedy text up to the first stop text; a context that is too long loses its beginning."""
         if self._driver is None:
-            self._driver = _open(self._source.driver, self._source.path)
+            self._driver = resolve(self._source.driver)(self._source.path)
         limits = self._source.limits
         tokens = int(settings.get("max_gen_toks", _MAX_NEW_TOKENS))
         room = self._limit - tokens if limits is None else min(limits.max_input_len, self._limit - tokens)

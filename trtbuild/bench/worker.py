@@ -7,12 +7,11 @@ engine; it sends what has finished every quarter second, so that what was measur
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +25,7 @@ from trtbuild.bench.scoring import score_window
 from trtbuild.bench.warmup import WarmupRule
 from trtbuild.errors import TrtbuildError
 from trtbuild.machine import process_memory
+from trtbuild.targets.registry import resolve
 
 
 class Connection:
@@ -68,12 +68,6 @@ class _Ticker:
         return self._connection.wants_attention()
 
 
-def _factory(location: str) -> Callable[[Path], Any]:
-    module, attribute = location.split(":")
-    function: Callable[[Path], Any] = getattr(importlib.import_module(module), attribute)
-    return function
-
-
 def window_from_json(value: Mapping[str, Any]) -> Window:
     """The `Window` whose `asdict` crossed the pipe; infinity travels as null."""
     fields: dict[str, Any] = {k: float("inf") if item is None else item for k, item in value.items() if k != "warmup"}
@@ -90,12 +84,12 @@ class Worker:
         self._prompts: dict[str, list[Prompt]] = {}
 
     def open_driver(self, factory: str, path: str, admission: dict[str, Any] | None) -> Any:
-        driver: Driver = _factory(factory)(Path(path))
+        driver: Driver = resolve(factory)(Path(path))
         self._driver = driver if admission is None else AdmittingDriver(driver, Admission(**admission))
         return asdict(driver.memory())
 
     def open_scorer(self, factory: str, path: str) -> Any:
-        self._scorer = _factory(factory)(Path(path))
+        self._scorer = resolve(factory)(Path(path))
         return None
 
     def prompts(self, name: str, prompts: list[tuple[list[int], int, bool]]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def _inspect_decoder(location: str, kind: str | None) -> tuple[dict[str, Any], d
     decoder = open_decoder(location)
     spec = decoder.spec
     findings = validate_checkpoint(Path(location)) if kind == "checkpoint" else []
-    size_bytes = sum(t.dtype.itemsize * _count(t.shape) for t in decoder.tensors.values())
+    size_bytes = sum(t.dtype.itemsize * math.prod(t.shape) for t in decoder.tensors.values())
     report = Path(location) / "quantization.json"
     evidence = jsonlib.loads(report.read_text(encoding="utf-8")) if report.is_file() else None
     document = {
@@ -100,12 +101,6 @@ def _inspect_decoder(location: str, kind: str | None) -> tuple[dict[str, Any], d
     if evidence is not None and "summary" in evidence:
         pairs["calibration"] = evidence["summary"]
     return document, pairs
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    from math import prod
-
-    return prod(shape)
 
 
 def inspect(model: Model, json: Json = False, quiet: Quiet = False) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtbuild.cli.options import Json, Quiet, console_of
-from trtbuild.errors import UsageError
+from trtbuild.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,8 +60,6 @@ def validate(
     quiet: Quiet = False,
 ) -> None:
     """Check profiles; the first fault is told with its file, line and key."""
-    import difflib
-
     from trtbuild.profile import load_profile
     from trtbuild.quantize.precisions import PRECISIONS
 
@@ -70,8 +68,7 @@ def validate(
         profile = load_profile(str(file))
         for precision in profile.precisions:
             if precision not in PRECISIONS:
-                close = difflib.get_close_matches(precision, PRECISIONS, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"precisions: {', '.join(PRECISIONS)}"
+                hint = did_you_mean(precision, PRECISIONS) or f"precisions: {', '.join(PRECISIONS)}"
                 raise UsageError(f"precisions: no precision is called {precision!r}", where=file, hint=hint)
         names.append(profile.name)
     document = {"valid": [str(file) for file in files]}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtbuild.checkpoint.spec import Decoder
 from trtbuild.checkpoint.trtllm import write_checkpoint
-from trtbuild.errors import UsageError
+from trtbuild.errors import UsageError, did_you_mean
 from trtbuild.profile import EngineLimits
 from trtbuild.progress import Progress
 from trtbuild.quantize.unified_hf import write_unified_hf
@@ -58,6 +57,5 @@ def form_of(name: str) -> Form:
     """The form of that name; raises UsageError with the list and the closest name."""
     if name in FORMS:
         return FORMS[name]
-    close = difflib.get_close_matches(name, FORMS, 1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    raise UsageError(f"no format is called {name!r}", hint=f"{meant}formats: {', '.join(FORMS)}")
+    guess, names = did_you_mean(name, FORMS), f"formats: {', '.join(FORMS)}"
+    raise UsageError(f"no format is called {name!r}", hint=f"{guess} {names}" if guess else names)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtbuild.checkpoint.linear import READERS
-from trtbuild.errors import UsageError
+from trtbuild.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,5 @@ def precision_of(name: str) -> Precision:
     """The precision of that name; raises UsageError with the list and the closest name."""
     if name in PRECISIONS:
         return PRECISIONS[name]
-    close = difflib.get_close_matches(name, PRECISIONS, 1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    raise UsageError(f"no precision is called {name!r}", hint=f"{meant}precisions: {', '.join(PRECISIONS)}")
+    guess, names = did_you_mean(name, PRECISIONS), f"precisions: {', '.join(PRECISIONS)}"
+    raise UsageError(f"no precision is called {name!r}", hint=f"{guess} {names}" if guess else names)

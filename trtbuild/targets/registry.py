@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from pathlib import Path
+from typing import Any
 
-from trtbuild.errors import UsageError
+from trtbuild.errors import UsageError, did_you_mean
 from trtbuild.targets.base import Target
 
 TARGETS: dict[str, str] = {
@@ -18,15 +18,20 @@ TARGETS: dict[str, str] = {
 _NVIDIA_DEVICES = (Path("/dev/nvidia0"), Path("/dev/dxg"))
 
 
+def resolve(location: str) -> Any:
+    """What "module:attribute" names; the module is imported now."""
+    module, attribute = location.split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def load_target(name: str) -> Target:
     """The target of that name; raises UsageError with the closest name for one that does not exist."""
     location = TARGETS.get(name)
     if location is None:
-        close = difflib.get_close_matches(name, TARGETS, 1)
-        guess = f"; did you mean {close[0]}?" if close else ""
-        raise UsageError(f"no target {name!r}{guess}", hint=f"targets are {', '.join(TARGETS)}")
-    module, attribute = location.split(":")
-    target = getattr(importlib.import_module(module), attribute)
+        guess = did_you_mean(name, TARGETS)
+        what = f"no target {name!r}; {guess}" if guess else f"no target {name!r}"
+        raise UsageError(what, hint=f"targets are {', '.join(TARGETS)}")
+    target = resolve(location)
     assert isinstance(target, Target)
     return target
 

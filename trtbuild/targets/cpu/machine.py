@@ -1,35 +1,23 @@
-"""What this CPU can do, read without importing OpenVINO: packages, instruction sets, available memory."""
+"""What OpenVINO can do on this CPU, read without importing it: packages and instruction sets."""
 
 from __future__ import annotations
 
 import platform
-import re
-from pathlib import Path
 
+from trtbuild.machine import INT8_DOT_FEATURES, cpu_features
 from trtbuild.store.manifest import package_versions
 from trtbuild.targets.base import Availability, Capability
 
 PACKAGES = ("openvino", "openvino-genai")
 """Distributions an engine depends on to the version: their kernels and graph patterns are what was checked."""
 
-INT8_FEATURES = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-"""Instruction sets that add INT8 products in 32 bits. Without one, OpenVINO's INT8 kernels add pairs of products in
-16 bits and saturate."""
-
-_SHOWN = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-
-
-def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Flags of the first processor; empty where the system does not tell."""
-    try:
-        flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return frozenset()
-    return frozenset(flags.group(1).split()) if flags else frozenset()
+_SHOWN = ("avx2", "avx512", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 def int8_features() -> frozenset[str]:
-    return cpu_features() & INT8_FEATURES
+    """Instruction sets of this CPU that add INT8 products in 32 bits. Without one, OpenVINO's INT8 kernels add pairs of
+    products in 16 bits and saturate."""
+    return frozenset(cpu_features()).intersection(INT8_DOT_FEATURES)
 
 
 def capability() -> Capability:

@@ -6,9 +6,10 @@ versions that were read; the command in `command.py` uses only flags that all of
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from trtbuild.errors import did_you_mean
 
 SWITCH = ("enable", "disable")
 _PLUGIN = ("auto", "float16", "float32", "bfloat16", "int32", "disable")
@@ -178,5 +179,4 @@ def _problem(flag: Flag, given: Sequence[str]) -> str | None:
 def _closest(word: str) -> str:
     if word in GONE:
         return GONE[word]
-    close = difflib.get_close_matches(word, BUILD_FLAGS, 1)
-    return f"did you mean {close[0]}?" if close else "leave it out"
+    return did_you_mean(word, BUILD_FLAGS) or "leave it out"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from trtbuild.checkpoint.spec import LINEAR_MODULES
 from trtbuild.checkpoint.trtllm_sharding import legal_pp, legal_tp, tp_obstacle
-from trtbuild.errors import InputRefused
+from trtbuild.errors import InputRefused, did_you_mean
 from trtbuild.targets.trtllm.footprint import rank_spec
 from trtbuild.targets.trtllm.rules import SMOOTHQUANT, WEIGHT_ONLY, Problem, Rule, Situation
 
@@ -37,8 +36,7 @@ _WEIGHT_BYTES = {"W8A16": 1.0, "W4A16": 0.5, "W4A16_AWQ": 0.5, "W4A8_AWQ": 0.5}
 def _quant_algo(s: Situation) -> Iterator[Problem]:
     algo, kv = s.quantization.quant_algo, s.quantization.kv_cache_quant_algo
     if algo is not None and algo not in BUILDABLE:
-        close = difflib.get_close_matches(algo, BUILDABLE, 1)
-        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(BUILDABLE)}"
+        hint = did_you_mean(algo, BUILDABLE) or f"one of {', '.join(BUILDABLE)}"
         if algo == "INT8":
             hint = "INT8 weights and activations are W8A8_SQ_PER_CHANNEL: `trtbuild quantize -p int8`"
         yield Problem(f"quant_algo {algo} is not one that trtllm-build can build", hint)
