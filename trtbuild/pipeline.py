@@ -11,7 +11,8 @@ Each step writes a whole folder or none, so a killed run continues with the firs
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from trtbuild.bench.engines import read_sources
 from trtbuild.bench.measurement import Watcher
 from trtbuild.bench.report.writing import bench_settings, read_bench, write_reports
 from trtbuild.calibrate.collect import calibrate_to
+from trtbuild.calibrate.corpus import Samples
 from trtbuild.calibrate.record import Record, data_fingerprint, open_record
 from trtbuild.calibrate.samples import samples_for
 from trtbuild.checkpoint.spec import Array, Decoder
@@ -31,13 +33,13 @@ from trtbuild.machine import free_disk_bytes, this_machine
 from trtbuild.plan import make_plan, require_fit
 from trtbuild.profile import Profile, to_dict
 from trtbuild.progress import Progress
-from trtbuild.quantize.forms import Serving
-from trtbuild.quantize.modelopt import modelopt_to
+from trtbuild.quantize.forms import TRTLLM, Serving
+from trtbuild.quantize.modelopt import modelopt_settings, modelopt_to, samples_fingerprint
 from trtbuild.quantize.policy import budget_of
 from trtbuild.quantize.precisions import Precision, precision_of
-from trtbuild.quantize.run import hold_out, quantize_to
+from trtbuild.quantize.run import Request, hold_out, quantize_to
 from trtbuild.store.reuse import reason_to_remake
-from trtbuild.targets.base import BuildOptions, Limits, fit_limits
+from trtbuild.targets.base import BuildOptions, Limits, engine_identity, fit_limits
 from trtbuild.targets.registry import load_target
 
 
@@ -61,6 +63,10 @@ class Run:
         return self.out / "bench"
 
     @property
+    def serving(self) -> Serving:
+        return Serving(self.options.tp, self.options.pp, self.profile.limits)
+
+    @property
     def limits(self) -> Limits:
         return fit_limits(Limits(**dataclasses.asdict(self.profile.limits)), self.decoder.spec, {})
 
@@ -74,7 +80,7 @@ class Run:
 def precisions_of(run: Run, progress: Progress) -> list[Precision]:
     """The profile's precisions that the target runs; what it leaves out is told. Raises UsageError for none."""
     asked = [precision_of(name) for name in run.profile.precisions]
-    kept = [precision for precision in asked if run.target != "cpu" or precision.cpu_runs]
+    kept = [precision for precision in asked if load_target(run.target).runs(precision)]
     for precision in asked:
         if precision not in kept:
             progress.note(f"{precision.name} is left out: the {run.target} target does not run it")
@@ -127,10 +133,23 @@ def ensure(
     make()
 
 
-def calibrated(run: Run, progress: Progress) -> tuple[Record, list[Array]]:
-    """The record of the run's calibration text, and the samples held out of it to validate on."""
+@dataclass(frozen=True)
+class Calibrated:
+    """The run's calibration text as token ids, and the record of it with the samples held out to validate on."""
+
+    taken: Samples
+    record: Record | None
+    held: Sequence[Array]
+
+
+def calibrate_once(run: Run, precisions: Sequence[Precision], progress: Progress) -> Calibrated | None:
+    """Tokenize the text, and make its record where a precision needs one; None when nothing is to be calibrated."""
+    if not any(precision.needs_calibration for precision in precisions):
+        return None
     calibration = run.profile.calibration
     taken = samples_for(run.decoder, run.data, calibration.samples, calibration.seq_len, progress=progress)
+    if all(precision.through_modelopt for precision in precisions if precision.needs_calibration):
+        return Calibrated(taken, None, ())
     kept, held = hold_out(taken.ids)
 
     def make() -> None:
@@ -144,48 +163,46 @@ def calibrated(run: Run, progress: Progress) -> tuple[Record, list[Array]]:
         "data": data_fingerprint(kept),
     }
     ensure("calibration record", run.record, "record", make, inputs=inputs, settings={}, progress=progress)
-    return open_record(run.record), held
+    return Calibrated(taken, open_record(run.record), held)
 
 
-def make_checkpoint(
-    run: Run, precision: Precision, ready: tuple[Record, list[Array]] | None, progress: Progress
-) -> None:
+def make_checkpoint(run: Run, precision: Precision, calibrated: Calibrated | None, progress: Progress) -> None:
     """Quantize the model into `run.checkpoint(precision)`."""
     path = run.checkpoint(precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     inputs = {"model": run.decoder.fingerprint()}
-    settings: dict[str, Any] = {"precision": precision.name}
+    needed = calibrated if precision.needs_calibration else None
+    make: Callable[[], object]
     if precision.through_modelopt:
-        calibration = run.profile.calibration
-        taken = samples_for(run.decoder, run.data, calibration.samples, calibration.seq_len, progress=progress)
-        serving = Serving(run.options.tp, run.options.pp, run.profile.limits)
-
-        def make() -> object:
-            modelopt_to(run.decoder, path, precision.name, taken.ids, serving=serving, progress=progress)
-            return path
-
+        samples = needed.taken.ids if needed is not None else ()
+        inputs["samples"] = samples_fingerprint(samples)
+        settings = modelopt_settings(precision.name, TRTLLM, None, run.serving)
+        make = functools.partial(modelopt_to, run.decoder, path, precision.name, samples, serving=run.serving)
     else:
-        record, held = ready if ready is not None and precision.needs_calibration else (None, [])
-        budget = budget_of(run.profile.quality)
+        record = needed.record if needed is not None else None
         if record is not None:
             inputs["record"] = record.fingerprint()
-            settings |= {"calibration": run.profile.calibration.method, "budget": dataclasses.asdict(budget)}
-
-        def make() -> object:
-            return quantize_to(
-                run.decoder,
-                path,
-                precision.name,
-                record=record,
-                validation=held,
-                calibration=run.profile.calibration.method,
-                budget=budget,
-                serving=Serving(run.options.tp, run.options.pp, run.profile.limits),
-                progress=progress,
-            )
-
+        method, budget = run.profile.calibration.method, budget_of(run.profile.quality)
+        settings = Request(precision, method, budget, None, run.serving, TRTLLM).settings()
+        make = functools.partial(
+            quantize_to,
+            run.decoder,
+            path,
+            precision.name,
+            record=record,
+            validation=needed.held if needed is not None else (),
+            calibration=method,
+            budget=budget,
+            serving=run.serving,
+        )
     ensure(
-        f"checkpoint {precision.name}", path, "checkpoint", make, inputs=inputs, settings=settings, progress=progress
+        f"checkpoint {precision.name}",
+        path,
+        "checkpoint",
+        functools.partial(make, progress=progress),
+        inputs=inputs,
+        settings=settings,
+        progress=progress,
     )
 
 
@@ -193,17 +210,13 @@ def make_engine(run: Run, precision: Precision, progress: Progress) -> None:
     """Build the engine of a precision from its checkpoint."""
     target, checkpoint, path = load_target(run.target), run.checkpoint(precision), run.engine(precision)
     limits = run.limits
-
-    def make() -> Path:
-        return target.build(checkpoint, path, limits, run.options, progress)
-
     ensure(
         f"engine {run.target} {precision.name}",
         path,
         "engine",
-        make,
+        lambda: target.build(checkpoint, path, limits, run.options, progress),
         inputs={"checkpoint": read_checkpoint(checkpoint).fingerprint()},
-        settings={"target": run.target, "limits": {**dataclasses.asdict(limits), "kv_pool_tokens": limits.pool_tokens}},
+        settings=engine_identity(run.target, limits, run.options),
         progress=progress,
     )
 
@@ -231,10 +244,8 @@ def run_pipeline(run: Run, progress: Progress, watcher: Watcher | None = None) -
     precisions = precisions_of(run, progress)
     check_machine(run)
     check_fits(run, precisions)
-    ready = (
-        calibrated(run, progress) if any(p.needs_calibration and not p.through_modelopt for p in precisions) else None
-    )
+    calibrated = calibrate_once(run, precisions, progress)
     for precision in precisions:
-        make_checkpoint(run, precision, ready, progress)
+        make_checkpoint(run, precision, calibrated, progress)
         make_engine(run, precision, progress)
     return measure(run, [run.engine(precision) for precision in precisions], progress, watcher)

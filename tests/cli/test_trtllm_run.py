@@ -50,3 +50,40 @@ def test_run(trtbuild: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp:
         f"rank{rank}.safetensors" for rank in range(tp * pp)
     ]
     assert (out / "bench" / "report.html").is_file()
+
+
+def test_what_was_made_for_other_ranks_is_not_reused(
+    trtbuild: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = nvidia_machine(tmp_path / "machine", monkeypatch, gpus=2, sm=89)
+    model = write_huggingface(tmp_path / "model", vocab_size=128, hidden_size=128)
+    profile = tmp_path / "tiny.yaml"
+    profile.write_text(PROFILE.replace("[fp32, fp16, bf16, int8-wo, int8]", "[fp32, fp16]"))
+    out = tmp_path / "out"
+
+    def run(tp: int) -> list[str]:
+        done = trtbuild("run", model, "--profile", profile, "--target", "trtllm", "--tp", tp, "-o", out)
+        assert done.code == 0, done.err
+        return [line for line in done.err.splitlines() if "made again" in line]
+
+    assert run(1) == []
+    assert run(1) == []
+    assert len(machine.calls("trtllm-build")) == 2
+    assert len(run(2)) == 4, "both checkpoints and both engines"
+    assert (out / "checkpoints" / "fp16" / "rank1.safetensors").is_file()
+    assert (out / "engines" / "trtllm-fp16" / "rank1.engine").is_file()
+    assert len(machine.calls("trtllm-build")) == 4
+
+
+def test_a_dry_run_tells_what_one_rank_needs(trtbuild: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_machine(tmp_path / "machine", monkeypatch, gpus=2, sm=89)
+    model = write_huggingface(tmp_path / "model", vocab_size=128, hidden_size=128)
+    weights = {}
+    for tp in (1, 2):
+        checkpoint = tmp_path / f"tp{tp}"
+        assert trtbuild("quantize", model, "-o", checkpoint, "-p", "fp16", "--tp", tp).code == 0
+        limits = ("--max-batch-size", 2, "--max-seq-len", 128, "--max-input-len", 64, "--max-num-tokens", 128)
+        done = trtbuild("build", checkpoint, "--target", "trtllm", *limits, "--dry-run", "--json")
+        assert done.code == 0, done.err
+        weights[tp] = done.document["footprint"]["weights_bytes"]
+    assert 0.4 < weights[2] / weights[1] < 0.7

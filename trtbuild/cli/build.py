@@ -54,6 +54,7 @@ def build(
 
     from trtbuild.checkpoint.kinds import expect
     from trtbuild.checkpoint.trtllm import read_checkpoint
+    from trtbuild.checkpoint.trtllm_config import load_config, parse_ranks
     from trtbuild.profile import load_profile
     from trtbuild.targets.base import BuildOptions, Limits, fit_limits, refuse_fatal
     from trtbuild.targets.registry import default_target, load_target
@@ -76,8 +77,15 @@ def build(
     explicit = {name: value for name, value in given.items() if value is not None}
     base = Limits(**dataclasses.asdict(load_profile(profile).limits)) if profile else Limits()
     limits = fit_limits(base, decoder.spec, explicit)
+    ranks = parse_ranks(load_config(checkpoint))
     options = BuildOptions(
-        tokenizer=tokenizer, kv_cache=kv_cache, sms=sm_list(sm), container=container, extra=tuple(tool_arg or ())
+        tokenizer=tokenizer,
+        kv_cache=kv_cache,
+        sms=sm_list(sm),
+        container=container,
+        extra=tuple(tool_arg or ()),
+        tp=ranks.tp,
+        pp=ranks.pp,
     )
     findings = chosen.preflight(decoder, limits, options)
     for finding in findings:

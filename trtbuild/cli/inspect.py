@@ -40,7 +40,7 @@ def _inspect_engine(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     launch, found = target.launch(path), dict(target.examine(path))
     pairs = {
         "target": engine.target,
-        **{name: value for name, value in engine.settings.items() if name not in ("target", "limits")},
+        **{name: value for name, value in engine.settings.items() if name not in ("target", "limits", "options")},
         **dataclasses.asdict(engine.limits),
         "size": f"{sum(f.size_bytes for f in engine.manifest.files.values()) / 1e6:.1f} MB",
         "packages": ", ".join(f"{k} {v}" for k, v in engine.manifest.packages.items()),

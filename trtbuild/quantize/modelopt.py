@@ -169,6 +169,16 @@ def _export_unified(
     (out / llm_api.FILE_NAME).write_text(llm_api.llm_api_yaml(options), encoding="utf-8")
 
 
+def samples_fingerprint(samples: Sequence[Array]) -> str:
+    """SHA-256 of the token ids that modelopt calibrates with, in their order."""
+    return fingerprint_json([ids.tolist() for ids in samples])
+
+
+def modelopt_settings(precision: str, form: str, kv_cache: str | None, serving: Serving) -> dict[str, Any]:
+    """Everything besides model and samples that decides what modelopt writes; for the manifest."""
+    return {"precision": precision, "format": form, "kv_cache": kv_cache, "tp": serving.tp, "pp": serving.pp}
+
+
 def modelopt_to(
     decoder: Decoder,
     out: Path,
@@ -190,18 +200,11 @@ def modelopt_to(
         raise UsageError(f"{precision} is not quantized by modelopt", hint=f"these are: {', '.join(RECIPES)}")
     if kv_cache is not None:
         kv_kind(kv_cache)
-    settings = {
-        "precision": row.name,
-        "format": form,
-        "kv_cache": kv_cache,
-        "tp": serving.tp,
-        "pp": serving.pp,
-        "samples": len(samples),
-    }
     check_ranks(decoder.spec, Ranks(serving.tp, serving.pp))
     with atomic_directory(out) as folder:
         quantize_with_modelopt(
             decoder, row, samples, folder, form=form, kv_cache=kv_cache, serving=serving, progress=progress
         )
-        inputs = {"model": decoder.fingerprint(), "samples": fingerprint_json([ids.tolist() for ids in samples])}
+        inputs = {"model": decoder.fingerprint(), "samples": samples_fingerprint(samples)}
+        settings = modelopt_settings(row.name, form, kv_cache, serving)
         write_manifest(folder, form_of(form).kind, inputs=inputs, settings=settings, packages=PACKAGES)

@@ -15,7 +15,7 @@ class Precision:
 
     `dtype` is the type of every tensor that is not quantized; `quant_algo` TensorRT-LLM's name of the algorithm.
     `weight_bits` counts what an engine keeps per weight of a quantized linear. `through_modelopt` precisions are
-    written by nvidia-modelopt; those that the CPU target cannot run are marked by `cpu_runs`.
+    written by nvidia-modelopt.
     """
 
     name: str
@@ -28,7 +28,8 @@ class Precision:
     group_size: int | None = None
 
     @property
-    def cpu_runs(self) -> bool:
+    def has_graph(self) -> bool:
+        """Whether the meaning of its linears is known here, so that a graph can be written of them."""
         return self.quant_algo is None or self.quant_algo in READERS
 
 

@@ -64,7 +64,7 @@ class Request:
         return self.precision.needs_calibration or self.kv_cache is not None
 
     def settings(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Everything besides model and record that decides what is written; for the manifest."""
         return {
             "precision": self.precision.name,
             "calibration": self.calibration if self.precision.needs_calibration else None,

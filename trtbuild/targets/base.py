@@ -16,6 +16,7 @@ from trtbuild.cards import Card
 from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
 from trtbuild.errors import DoesNotFit, InputRefused, TrtbuildError
 from trtbuild.progress import Progress
+from trtbuild.quantize.precisions import Precision
 from trtbuild.store.manifest import Manifest, read_manifest
 from trtbuild.targets.measured import ToolMeasurement
 from trtbuild.targets.serving import Driver, Request, Scorer
@@ -136,6 +137,8 @@ class Target:
     progress)` runs that tool; `open_driver` and `open_scorer` then raise MachineLacks."""
     launch: Callable[[Path], list[tuple[str, list[str]]]] = lambda _: []
     """How to start an engine outside trtbuild: (purpose, command line) pairs."""
+    runs: Callable[[Precision], bool] = lambda _: True
+    """Whether the target can have an engine of a precision at all, whatever the limits."""
     on_gpu: bool = True
     """Whether engines live in GPU memory; False for host memory."""
 
@@ -219,11 +222,32 @@ def refuse_fatal(findings: list[Finding], where: str | Path) -> None:
             raise finding.error(f"{finding.rule}: {finding.text}", where=where, hint=finding.hint)
 
 
-def engine_settings(target: str, limits: Limits, decoder: Decoder, **more: Any) -> dict[str, Any]:
-    """The manifest settings of an engine, spelled alike for every target."""
+def engine_identity(target: str, limits: Limits, options: BuildOptions) -> dict[str, Any]:
+    """What was asked of an engine besides its checkpoint: two engines of one checkpoint that agree in it are the same.
+
+    The tokenizer is not in it, because an engine's inputs have that tokenizer's fingerprint.
+    """
+    asked = {
+        "kv_cache": options.kv_cache,
+        "sms": list(options.sms),
+        "container": options.container,
+        "extra": list(options.extra),
+        "tp": options.tp,
+        "pp": options.pp,
+    }
     return {
         "target": target,
         "limits": {**dataclasses.asdict(limits), "kv_pool_tokens": limits.pool_tokens},
+        "options": asked,
+    }
+
+
+def engine_settings(
+    target: str, limits: Limits, options: BuildOptions, decoder: Decoder, **more: Any
+) -> dict[str, Any]:
+    """The manifest settings of an engine, spelled alike for every target."""
+    return {
+        **engine_identity(target, limits, options),
         "dtype": decoder.spec.dtype,
         "quant_algo": decoder.quantization.quant_algo,
         "kv_cache_quant_algo": decoder.quantization.kv_cache_quant_algo,

@@ -38,5 +38,6 @@ TARGET = Target(
     build=_build,
     open_driver=_open_driver,
     open_scorer=_open_scorer,
+    runs=lambda precision: precision.has_graph,
     on_gpu=False,
 )

@@ -55,6 +55,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
         settings = engine_settings(
             "cpu",
             limits,
+            options,
             decoder,
             kv_cache=kv_cache,
             kv_bytes_per_token=kv_bytes_per_token(decoder.spec, kv_cache),

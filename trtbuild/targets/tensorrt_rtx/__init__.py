@@ -47,4 +47,5 @@ TARGET = Target(
     open_driver=_open_driver,
     open_scorer=_open_scorer,
     examine=_examine,
+    runs=lambda precision: precision.has_graph,
 )

@@ -50,6 +50,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
         settings = engine_settings(
             "tensorrt-rtx",
             limits,
+            options,
             decoder,
             sms=list(sms),
             library=installed.flavour.module,

@@ -77,6 +77,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
         manifest_settings = engine_settings(
             "trtllm",
             limits,
+            options,
             decoder,
             tp=settings.ranks.tp,
             pp=settings.ranks.pp,
