@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -41,6 +41,9 @@ from trtbuild.checkpoint.spec import (
     layer_prefix,
 )
 from trtbuild.errors import InputRefused
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 Observe = Callable[[str, Array], None]
 """Called with the input of every linear under its module's name ("mlp.fc" stands for fc and gate), and with
@@ -296,12 +299,22 @@ def decoder_layer(
     return x + linear("mlp.proj", inner)
 
 
+@functools.cache
+def find_blas() -> ThreadpoolController:
+    """The thread pools of the loaded BLAS.
+
+    Looked for once, and not while another thread imports: the search holds the loader's lock and wants the
+    interpreter's, an import of a compiled module the other way round.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 @contextlib.contextmanager
 def single_threaded_blas() -> Iterator[None]:
     """BLAS splits a matmul differently for each thread count, which changes its rounding: one thread per task."""
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(limits=1, user_api="blas"):
+    with find_blas().limit(limits=1, user_api="blas"):
         yield
 
 

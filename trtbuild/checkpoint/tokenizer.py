@@ -47,8 +47,9 @@ class Tokenizer:
     """Largest id + 1."""
     where: str
     """Where the files came from, for error messages."""
-    identity: str
-    """SHA-256 of everything that decides ids: model, template and special tokens."""
+    fingerprint: Callable[[], str]
+    """SHA-256 of everything that decides ids (model, template, special tokens), computed when first asked for; equal
+    for equal files, however they are formatted."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with `add_special_tokens`, what the model puts around a text (often a BOS)."""
@@ -88,10 +89,6 @@ class Tokenizer:
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, now=now)
         return self.encode(text, add_special_tokens=self.chat_template is None)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of everything that decides ids; equal for equal files, however they are formatted."""
-        return self.identity
-
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
     """The files of TOKENIZER_FILES that a folder holds, as they travel in `Decoder.assets`."""
@@ -115,13 +112,13 @@ def load_tokenizer(
             where=where,
             hint=f"give the folder that holds it with --tokenizer; files read: {', '.join(TOKENIZER_FILES)}",
         )
-    definition = _json_object(assets, "tokenizer.json", where)
     config = _json_object(assets, "tokenizer_config.json", where)
     names = {**_json_object(assets, "special_tokens_map.json", where), **config}
     generation = _json_object(assets, "generation_config.json", where)
     try:
         model = Model.from_str(_text(assets, "tokenizer.json", where))
     except Exception as error:  # the package raises a bare Exception
+        _json_object(assets, "tokenizer.json", where)
         raise InputRefused(f"not a tokenizer ({error})", where=f"{where}/tokenizer.json") from error
     # Some files carry the limits of a training run; a tokenizer that silently cuts or pads would falsify everything.
     model.no_truncation()
@@ -139,8 +136,13 @@ def load_tokenizer(
     stop.update(() if own_end is None else (own_end,))
     bos = model.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
     template = _chat_template(assets, config, where)
-    identity = fingerprint_json({"tokenizer": definition, "template": template, "special_tokens": special_tokens})
-    tokenizer = Tokenizer(model, template, special_tokens, bos, tuple(sorted(stop)), vocab_size, where, identity)
+
+    @functools.cache
+    def fingerprint() -> str:
+        definition = _json_object(assets, "tokenizer.json", where)
+        return fingerprint_json({"tokenizer": definition, "template": template, "special_tokens": special_tokens})
+
+    tokenizer = Tokenizer(model, template, special_tokens, bos, tuple(sorted(stop)), vocab_size, where, fingerprint)
     if spec is not None:
         check_fits(tokenizer, spec.vocab_size)
     return tokenizer

@@ -61,15 +61,16 @@ def describe_files(directory: Path) -> dict[str, FileEntry]:
 def write_manifest(
     directory: Path,
     kind: str,
+    files: Mapping[str, FileEntry] | None = None,
     *,
     inputs: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
     packages: Iterable[str] = (),
 ) -> Manifest:
-    """Describe the files of `directory` and write its manifest; call it last, inside `atomic_directory`."""
-    manifest = Manifest(
-        kind, describe_files(directory), dict(inputs or {}), dict(settings or {}), package_versions(packages)
-    )
+    """Write the manifest of `directory`; call it last, inside `atomic_directory`. `files`, unless given, are hashed
+    here."""
+    described = describe_files(directory) if files is None else files
+    manifest = Manifest(kind, described, dict(inputs or {}), dict(settings or {}), package_versions(packages))
     text = json.dumps(asdict(manifest), indent=1, sort_keys=True, ensure_ascii=False)
     (directory / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
     return manifest

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from trtbuild.calibrate.forward import find_blas
 from trtbuild.checkpoint.spec import Decoder
 from trtbuild.checkpoint.tokenizer import load_tokenizer
 from trtbuild.checkpoint.trtllm import read_checkpoint
@@ -17,7 +18,7 @@ from trtbuild.errors import TrtbuildError
 from trtbuild.graph.decoder import write_onnx
 from trtbuild.progress import Progress
 from trtbuild.store.atomic import atomic_directory, check_replaceable
-from trtbuild.store.manifest import write_manifest
+from trtbuild.store.manifest import describe_files, write_manifest
 from trtbuild.targets.assets import with_tokenizer, write_assets
 from trtbuild.targets.base import BuildOptions, Limits, engine_settings, refuse_fatal
 from trtbuild.targets.cpu.loading import MODEL_XML
@@ -25,7 +26,7 @@ from trtbuild.targets.cpu.machine import PACKAGES, int8_features
 from trtbuild.targets.cpu.paged import check_paged_attention
 from trtbuild.targets.cpu.preflight import preflight
 from trtbuild.targets.cpu.properties import EXACT, NATIVE, default_kv_cache, kv_bytes_per_token, plugin_properties
-from trtbuild.targets.cpu.selfcheck import CheckResult, check_engine, reference
+from trtbuild.targets.cpu.selfcheck import CheckResult, Reference, check_engine, reference
 
 _FULL_BYTES = 1 << 20
 """A disk with less free than this after a failed write was full."""
@@ -47,11 +48,14 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
     for note in decoder.notes:
         progress.note(note)
     kv_cache = options.kv_cache or default_kv_cache(decoder.spec.dtype, decoder.quantization.kv_cache_quant_algo)
+    find_blas()
     with ThreadPoolExecutor(1) as background, atomic_directory(out) as folder:
-        fingerprint = background.submit(decoder.fingerprint)  # hashing every weight takes as long as writing them
+        expected = reference(decoder, limits.max_seq_len, background)
+        fingerprint = background.submit(decoder.fingerprint)
         write_assets(folder, decoder, tokenizer.stop_token_ids)
         write_model(decoder, folder, limits.max_seq_len, progress)
-        kernels, checked = _check(decoder, folder, limits.max_seq_len, progress)
+        files = background.submit(describe_files, folder)
+        kernels, checked = _check(decoder, folder, expected, progress)
         settings = engine_settings(
             "cpu",
             limits,
@@ -65,7 +69,7 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
             vocab_size=decoder.spec.vocab_size,
         )
         inputs = {"checkpoint": fingerprint.result(), "tokenizer": tokenizer.fingerprint()}
-        write_manifest(folder, "engine", inputs=inputs, settings=settings, packages=PACKAGES)
+        write_manifest(folder, "engine", files.result(), inputs=inputs, settings=settings, packages=PACKAGES)
     progress.note(
         f"{checked.method} differ from the numpy forward by {checked.prompt:.1e}, decoding by {checked.decode:.1e}"
     )
@@ -102,15 +106,13 @@ def _save(model: Any, path: Path) -> None:
         raise OSError(code, os.strerror(code), str(path)) from error
 
 
-def _check(decoder: Decoder, folder: Path, max_seq_len: int, progress: Progress) -> tuple[str | None, CheckResult]:
+def _check(decoder: Decoder, folder: Path, expected: Reference, progress: Progress) -> tuple[str | None, CheckResult]:
     """Check the written model; choose how W8A8 runs. Raises TrtbuildError when no way computes what is meant."""
     check_paged_attention(folder / MODEL_XML, decoder.spec)
     candidates: list[str | None] = [None]
     if decoder.quantization.quant_algo in _NATIVE_INT8_ALGOS:
         candidates = [NATIVE, EXACT] if int8_features() else [EXACT]
-    with progress.task("checking the engine", total=1 + len(candidates)) as advance:
-        expected = reference(decoder, max_seq_len)
-        advance(1)
+    with progress.task("checking the engine", total=len(candidates)) as advance:
         for kernels in candidates:
             result = check_engine(folder, expected, plugin_properties("f32", kernels))
             advance(1)

@@ -58,7 +58,7 @@ def footprint(spec: DecoderSpec, quantization: Quantization, limits: Limits, opt
     row = 2 * (4 * spec.hidden_size + qkv + 3 * spec.intermediate_size) * 4
     return Footprint(
         disk_bytes=weights,
-        build_peak_bytes=RUNTIME_BYTES + max(weights, 3 * max(SLICE_BYTES, layers // spec.num_layers)),
+        build_peak_bytes=RUNTIME_BYTES + max(weights, 6 * max(SLICE_BYTES, layers // spec.num_layers)),
         weights_bytes=weights,
         kv_bytes_per_token=kv_bytes_per_token(spec, kv_cache),
         activation_bytes=limits.max_num_tokens * row + limits.max_batch_size * spec.vocab_size * 4,

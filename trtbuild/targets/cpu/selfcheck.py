@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,14 @@ class EngineStates:
 
 @dataclass(frozen=True)
 class Reference:
-    """Token sequences, and of each what the numpy forward says before any engine is asked.
+    """Token sequences, and of each what the numpy forward says without asking any engine.
 
     `decoder` is the checkpoint's with a float KV cache and the rope factors of the engine.
     """
 
     decoder: Decoder
     sequences: list[Array]
-    expected: list[Array]
+    expected: Future[list[Array]]
 
 
 Compare = Callable[[Reference, Sequence[Sequence[EngineStates]]], tuple[float, ...]]
@@ -115,7 +116,8 @@ def expect_logits(decoder: Decoder, sequences: Sequence[Array]) -> list[Array]:
 
 def compare_logits(reference: Reference, ways: Sequence[Sequence[EngineStates]]) -> tuple[float, ...]:
     """‖engine − numpy‖ / ‖numpy‖ over the logits of each sequence."""
-    return tuple(max(map(relative_difference, (run.logits for run in way), reference.expected)) for way in ways)
+    expected = reference.expected.result()
+    return tuple(max(map(relative_difference, (run.logits for run in way), expected)) for way in ways)
 
 
 def compare_layers(reference: Reference, ways: Sequence[Sequence[EngineStates]]) -> tuple[float, ...]:
@@ -125,9 +127,9 @@ def compare_layers(reference: Reference, ways: Sequence[Sequence[EngineStates]])
     of one sequence (all rows, when it is the first token's), an error of arithmetic moves all of them. Embedding and
     head are compared as a whole, the head on the engine's last hidden states.
     """
-    decoder = reference.decoder
+    decoder, embedded = reference.decoder, reference.expected.result()
     tables = [rotary_table(decoder.spec, len(ids)) for ids in reference.sequences]
-    worst = [max(map(relative_difference, (run.hidden[0] for run in way), reference.expected)) for way in ways]
+    worst = [max(map(relative_difference, (run.hidden[0] for run in way), embedded)) for way in ways]
     for index in range(decoder.spec.num_layers):
         error_of = functools.partial(_layer_error, layer=read_layer(decoder, index), index=index)
         for number, way in enumerate(ways):
@@ -177,12 +179,12 @@ CHECKS: Mapping[str | None, Check] = {
 """quant_algo → how its engines are compared."""
 
 
-def reference(decoder: Decoder, max_seq_len: int) -> Reference:
-    """What an engine of this checkpoint will be compared with."""
+def reference(decoder: Decoder, max_seq_len: int, background: Executor) -> Reference:
+    """What an engine of this checkpoint will be compared with, computed while the engine is written and run."""
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, decoder.spec.vocab_size, min(length, max_seq_len)) for length in _LENGTHS]
     checked = _as_checked(decoder, max_seq_len)
-    expected = CHECKS[decoder.quantization.quant_algo].expect(checked, sequences)
+    expected = background.submit(CHECKS[decoder.quantization.quant_algo].expect, checked, sequences)
     return Reference(checked, sequences, expected)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import numpy as np
 from trtbuild.checkpoint.spec import Array, layer_prefix
 from trtbuild.targets.cpu.scorer import StatefulModel, compile_model
 
-SLICE_BYTES = 100_000_000
-"""Weights of one slice; a slice has at least one layer."""
+SLICE_BYTES = 60_000_000
+"""Weights of one slice; a slice has at least one layer, and two are held at a time."""
 
 _STATE = re.compile(r"past_key_values\.(\d+)\.")
 
@@ -44,13 +45,21 @@ def slice_bounds(num_layers: int, layer_bytes: int) -> list[tuple[int, int]]:
 def each_slice(
     model_xml: Path, properties: Mapping[str, Any], num_layers: int, bounds: Sequence[tuple[int, int]]
 ) -> Iterator[Slice]:
-    """Compile one slice after the other; each is gone, with its mapped weights, when the next one comes."""
-    for first, last in bounds:
-        compiled = compile_model(_cut(model_xml, num_layers, first, last), properties)
-        model = StatefulModel(compiled)
-        yield Slice(first, last, model)
-        model.close()
-        del compiled, model
+    """One slice after the other, the next compiled while one is used; each is gone, with its mapped weights, then."""
+
+    def compiled(first: int, last: int) -> Slice:
+        model = compile_model(_cut(model_xml, num_layers, first, last), properties)
+        return Slice(first, last, StatefulModel(model))
+
+    with ThreadPoolExecutor(1) as background:
+        following = background.submit(compiled, *bounds[0])
+        for bound in (*bounds[1:], None):
+            part = following.result()
+            if bound is not None:
+                following = background.submit(compiled, *bound)
+            yield part
+            part.model.close()
+            del part
 
 
 def _cut(model_xml: Path, num_layers: int, first: int, last: int) -> Any:
