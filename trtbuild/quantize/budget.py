@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,13 @@ from trtbuild.quantize.choose import GroupChoice
 from trtbuild.quantize.score import Score
 
 MARGIN = 0.8
-"""Share of the budget that may be used on the validation split, because other text will differ a little."""
+"""Share of the KL limit that may be used on the validation split, because other text will differ a little."""
 _AIM = 0.95
-"""Share of that which a prediction aims at."""
+"""Share of the limits that a prediction aims at."""
+_ENOUGH = 0.9
+"""A number of floats that uses this share of the limits is not improved on."""
+_LEAST_STEP = 0.05
+"""Share of the groups that a guess moves by at least when the perplexity was over its limit by chance."""
 _MOST_SCORES = 6
 
 
@@ -24,12 +29,24 @@ class Budget:
     kl: float | None
 
     def used(self, score: Score) -> float:
-        """The larger share of the two limits that a score uses; at most MARGIN holds the budget."""
+        """The larger share of the two limits that a score uses; at most 1 holds the budget.
+
+        Of the KL only MARGIN of the limit may be used. The perplexity may reach its limit: it is known to within
+        `perplexity_error_pct` only, and a margin would be decided by chance.
+        """
+        return self._used(score, score.perplexity_change_pct)
+
+    def surely_used(self, score: Score) -> float:
+        """The same, the perplexity counted without its standard error: what more groups in float can be asked to
+        change."""
+        return self._used(score, score.perplexity_change_pct - score.perplexity_error_pct)
+
+    def _used(self, score: Score, change_pct: float) -> float:
         shares = [0.0]
         if self.perplexity_change_pct is not None:
-            shares.append(_share(score.perplexity_change_pct, self.perplexity_change_pct))
+            shares.append(_share(change_pct, self.perplexity_change_pct))
         if self.kl is not None:
-            shares.append(_share(score.kl, self.kl))
+            shares.append(_share(score.kl, MARGIN * self.kl))
         return max(shares)
 
 
@@ -46,6 +63,7 @@ class Attempt:
     floats: int
     score: Score
     used: float
+    surely_used: float
 
 
 @dataclass(frozen=True)
@@ -84,17 +102,17 @@ def decide(
     broken, held, guess = -1, len(order) + 1, 0
     while True:
         score = evaluate(order[:guess])
-        attempt = Attempt(guess, score, budget.used(score))
+        attempt = Attempt(guess, score, budget.used(score), budget.surely_used(score))
         attempts.append(attempt)
         progress.note(
-            f"{guess} of {len(order)} groups in float: perplexity {score.perplexity_change_pct:+.2f} %, "
-            f"KL {score.kl:.4f}, top-1 {score.top1_pct:.1f} %"
+            f"{guess} of {len(order)} groups in float: perplexity {score.perplexity_change_pct:+.2f} ± "
+            f"{score.perplexity_error_pct:.2f} %, KL {score.kl:.4f}, top-1 {score.top1_pct:.1f} %"
         )
-        if attempt.used <= MARGIN:
+        if attempt.used <= 1:
             held = guess
         else:
             broken = guess
-        if held - broken <= 1 or broken == len(order):
+        if held - broken <= 1 or broken == len(order) or _ENOUGH <= attempt.used <= 1:
             break
         if held <= len(order) and len(attempts) >= _MOST_SCORES:
             break
@@ -105,6 +123,8 @@ def decide(
 
 def _next_guess(last: Attempt, left: Sequence[float], broken: int, held: int) -> int:
     """The fewest floats predicted to hold, kept strictly between `broken` and `held`."""
-    allowed = left[last.floats] * MARGIN * _AIM / last.used if last.used > 0 else left[0]
+    allowed = left[last.floats] * _AIM / last.surely_used if last.surely_used > 0 else left[0]
     predicted = next((count for count, rest in enumerate(left) if rest <= allowed), len(left) - 1)
+    if last.floats == broken:
+        predicted = max(predicted, broken + math.ceil(_LEAST_STEP * (len(left) - 1)))
     return min(max(predicted, broken + 1), held - 1)

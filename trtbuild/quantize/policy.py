@@ -10,6 +10,11 @@ SHARE = 0.5
 """Of the profile's budget. The choice is made on a small validation split and judged on other text, by its interval."""
 
 
+_KL_PER_PCT = 0.02
+"""KL that goes with one percent of perplexity where a profile limits the perplexity alone: twice what the change would
+be on text like the model's own. Without it the chance of a few thousand tokens would decide."""
+
+
 def budget_of(quality: Quality) -> Budget:
     """The budget on the validation split; a profile without a limit gets the default one."""
     if quality.within_measurement_error:
@@ -17,4 +22,6 @@ def budget_of(quality: Quality) -> Budget:
     if quality.max_perplexity_change_pct is None and quality.max_kl is None:
         return DEFAULT_BUDGET
     change, kl = quality.max_perplexity_change_pct, quality.max_kl
-    return Budget(None if change is None else SHARE * change, None if kl is None else SHARE * kl)
+    if change is None:
+        return Budget(None, None if kl is None else SHARE * kl)
+    return Budget(SHARE * change, SHARE * (_KL_PER_PCT * change if kl is None else kl))

@@ -31,6 +31,7 @@ def score_entry(score: Score | None) -> dict[str, float] | None:
         "perplexity": score.perplexity,
         "baseline_perplexity": score.baseline_perplexity,
         "perplexity_change_pct": score.perplexity_change_pct,
+        "perplexity_error_pct": score.perplexity_error_pct,
         "kl": score.kl,
         "top1_pct": score.top1_pct,
     }
@@ -104,9 +105,9 @@ def summary_of(document: Mapping[str, Any]) -> str:
     if score is not None:
         text += (
             f" On {document['validation_tokens']} tokens {document['validation_source']}, perplexity changes by "
-            f"{score['perplexity_change_pct']:+.2f} % (from {score['baseline_perplexity']:.2f}), the KL divergence "
-            f"from the float model is {score['kl']:.4f} nats per token, and the most likely next token is the same "
-            f"{score['top1_pct']:.1f} % of the time."
+            f"{score['perplexity_change_pct']:+.2f} ± {score['perplexity_error_pct']:.2f} % (from "
+            f"{score['baseline_perplexity']:.2f}), the KL divergence from the float model is {score['kl']:.4f} nats "
+            f"per token, and the most likely next token is the same {score['top1_pct']:.1f} % of the time."
         )
     if document["budget"] is not None:
         held = "holds" if document["budget"]["holds"] else "does NOT hold, even with everything in float"
@@ -191,7 +192,8 @@ def _row(group: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _attempt_lines(document: Mapping[str, Any]) -> list[str]:
     return [
-        f"{a['groups_in_float']} groups in float: perplexity {a['perplexity_change_pct']:+.2f} %, KL {a['kl']:.4f}, "
+        f"{a['groups_in_float']} groups in float: perplexity {a['perplexity_change_pct']:+.2f} ± "
+        f"{a['perplexity_error_pct']:.2f} %, KL {a['kl']:.4f}, "
         f"top-1 {a['top1_pct']:.1f} %"
         for a in document["attempts"]
     ]

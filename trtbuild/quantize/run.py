@@ -40,7 +40,7 @@ from trtbuild.store.manifest import write_manifest
 AUTO = "auto"
 CALIBRATIONS = (AUTO, *METHODS)
 """What `--calibration` takes."""
-VALIDATION_TOKENS = 2048
+VALIDATION_TOKENS = 4096
 """How many tokens `hold_out` sets aside by default."""
 
 DEFAULT_BUDGET = Budget(perplexity_change_pct=0.5, kl=0.01)
