@@ -1,10 +1,11 @@
 """One engine under two names, trial after trial: how often its throughput is wrongly told apart, and a slowdown missed.
 
-    python benchmarks/same_engine_twice.py ENGINE [--trials 20] [--seconds 3] [--in-flight 8] [--json OUT]
+    python benchmarks/same_engine_twice.py ENGINE [--trials 20] [--seconds 3] [--in-flight 8] [--max-repeats 9]
+                                           [--json OUT]
 
 ENGINE is any engine with a driver here. Each trial is what `trtbuild bench` does for one load: both copies open in
-processes of their own, three repeats in turn, intervals from the repeats. Bound: not distinguishable in 19 of 20. The
-same repeats with one copy's throughput cut by 10 % must be told apart, and are reported beside it.
+processes of their own, three repeats in turn and more while 10 % could not be told, intervals from the repeats. Bound:
+not distinguishable in 19 of 20. The same repeats with one copy's throughput cut by 10 % must be told apart, and are reported beside it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,26 @@ from trtbuild.bench.loads import ClosedLoop
 from trtbuild.bench.metrics import RUN_METRICS
 from trtbuild.bench.remote import EngineProcess
 from trtbuild.bench.settings import window_for
-from trtbuild.bench.statistics import repeat_intervals
+from trtbuild.bench.statistics import repeat_intervals, resolution_pct
 from trtbuild.bench.warmup import WarmupRule
 from trtbuild.bench.workload import synthetic_prompts
 
 REPEATS = 3
+RESOLUTION_PCT = 10.0
 
 
 def trial(
-    processes: dict[str, EngineProcess], prompts: tuple[Prompt, ...], load: ClosedLoop, window: Window
+    processes: dict[str, EngineProcess],
+    prompts: tuple[Prompt, ...],
+    load: ClosedLoop,
+    window: Window,
+    max_repeats: int,
 ) -> dict[str, list[float]]:
     """Tokens per second of every repeat, engines in turn."""
     found: dict[str, list[float]] = {name: [] for name in processes}
-    for _ in range(REPEATS):
+    for repeat in range(max_repeats):
+        if repeat >= REPEATS and (resolution_pct(found) or 0.0) <= RESOLUTION_PCT:
+            break
         for name, process in processes.items():
             value = RUN_METRICS["throughput_tok_s"].of(process.load(prompts, load, window))
             assert value is not None
@@ -54,6 +62,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--in-flight", type=int, default=8)
+    parser.add_argument("--max-repeats", type=int, default=9)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     sources = read_sources([arguments.engine, arguments.engine])
@@ -68,7 +77,7 @@ def main() -> None:
         for process in processes.values():
             process.open_driver(None)
         for number in range(arguments.trials):
-            groups = trial(processes, prompts, load, window)
+            groups = trial(processes, prompts, load, window, arguments.max_repeats)
             second = list(groups)[1]
             slower = {**groups, second: [value * 0.9 for value in groups[second]]}
             same += overlap(groups)

@@ -139,6 +139,13 @@ class Workload:
     ] = False
     max_concurrency: Annotated[_Count, Field(description="Where the search for the knee ends at the latest.")] = 64
     repeats: Annotated[_Count, Field(description="Runs of each measurement, precisions in turn.")] = 3
+    max_repeats: Annotated[
+        _Count,
+        Field(description="Runs of the headline load at most, while differences cannot be told as finely as asked."),
+    ] = 3
+    resolution_pct: Annotated[
+        _Positive, Field(description="Difference of throughput that `max_repeats` should make it possible to tell.")
+    ] = 10.0
     min_requests: Annotated[_Count, Field(description="Requests a measured window holds at least.")] = 32
     min_seconds: Annotated[_NotNegative, Field(description="Seconds a measured window lasts at least.")] = 10.0
     max_seconds: Annotated[_Positive, Field(description="Seconds a measured window lasts at most.")] = 300.0

@@ -76,6 +76,26 @@ def test_two_engines_are_measured_in_turn_and_the_faster_one_is_shipped(tmp_path
     assert "1.67 times better" in result.verdict.others["slow"]
 
 
+def test_noisy_throughputs_are_measured_until_the_difference_asked_for_can_be_told(tmp_path: Path) -> None:
+    workload = dataclasses.replace(WORK, max_repeats=40, resolution_pct=12.0)
+    profile = dataclasses.replace(PROFILE, workload=workload)
+    sources = [engine(tmp_path, "a", noise=0.8, seed=1), engine(tmp_path, "b", noise=0.8, seed=2)]
+
+    def rounds(result: BenchResult) -> list[list[int]]:
+        return [[len(load["repeats"]) for load in entry["loads"]] for entry in result.document["results"]]
+
+    def widest_pct(result: BenchResult) -> float:
+        ends = [(e["intervals"]["throughput_tok_s"], e["throughput_tok_s"]) for e in result.document["results"]]
+        return max((high - low) / value * 100 for (low, high), value in ends)
+
+    short = bench(sources, profile, repeats=3)
+    assert rounds(short) == [[3, 3], [3, 3]] and widest_pct(short) > 12
+    on = bench(sources, profile)
+    (alone, headline), again = rounds(on)
+    assert alone == 3 and 3 < headline < 40 and again == [alone, headline]
+    assert widest_pct(on) <= 12
+
+
 def test_reports_are_written_and_read_back(tmp_path: Path) -> None:
     result = bench([engine(tmp_path, "only", noise=0.01)])
     out = write_reports(result.document, tmp_path / "out 结果")

@@ -14,6 +14,7 @@ from trtbuild.bench.statistics import (
     paired_bootstrap,
     percentile_interval,
     repeat_intervals,
+    resolution_pct,
     samples_for_percentile,
     slope_is_positive,
     summarize,
@@ -133,3 +134,13 @@ def test_slopes() -> None:
     assert not slope_is_positive(np.array([1.0, 2.0]), 0.9)
     flat = sum(slope_is_positive(rng.standard_normal(10), 0.99) for _ in range(1000))
     assert 2 <= flat <= 25  # one per cent of noise looks like a slope
+
+
+def test_resolution_is_the_widest_interval() -> None:
+    groups = {"a": [99.0, 100.0, 101.0], "b": [195.0, 200.0, 205.0]}
+    found = repeat_intervals(groups)
+    widths = [
+        (i.high - i.low) / i.value * 100 for i in found.values() if i and i.low is not None and i.high is not None
+    ]
+    assert resolution_pct(groups) == pytest.approx(max(widths))
+    assert resolution_pct({"a": [100.0]}) is None and resolution_pct({}) is None

@@ -20,6 +20,7 @@ from trtbuild.bench.records import LoadRun
 from trtbuild.bench.remote import EngineDied, EngineProcess, Fleet
 from trtbuild.bench.settings import Settings, probe_window, window_for
 from trtbuild.bench.slo import Attainment, attainment
+from trtbuild.bench.statistics import resolution_pct
 from trtbuild.progress import Progress
 
 MAX_ERROR_PCT = 1.0
@@ -76,18 +77,37 @@ class SpeedSession:
                 advance(1)
 
     def measure_loads(self) -> None:
-        """Every load, `repeats` times, engines in turn. Raises Interrupted after a run that was cut short."""
+        """Every load, `repeats` times, engines in turn; the headline load further, up to `max_repeats`, while its
+        throughputs are known less well than asked. Raises Interrupted after a run that was cut short."""
         settings = self.settings
         engines = [m for m in self.measured if m.under_test]
-        with self.progress.task("measuring", settings.repeats * len(settings.loads) * len(engines)) as advance:
-            for repeat in range(settings.repeats):
-                for index, load in enumerate(settings.loads):
-                    for measured in engines:
-                        if measured.error is None:
-                            self._measure(measured, index, load, repeat)
-                        advance(1)
+        self._rounds("measuring", engines, range(settings.repeats), range(len(settings.loads)))
+        for repeat in range(settings.repeats, settings.max_repeats):
+            told = self._resolution_pct(engines)
+            if told is None or told <= settings.resolution_pct:
+                break
+            self.progress.note(f"throughputs are told apart from {told:.0f} % on: round {repeat + 1}")
+            self._rounds("measuring on", engines, range(repeat, repeat + 1), (settings.headline,))
         for measured in engines:
             self._note_memory(measured)
+
+    def _rounds(self, title: str, engines: Sequence[Measured], repeats: range, loads: Sequence[int]) -> None:
+        with self.progress.task(title, len(repeats) * len(loads) * len(engines)) as advance:
+            for repeat in repeats:
+                for index in loads:
+                    for measured in engines:
+                        if measured.error is None:
+                            self._measure(measured, index, self.settings.loads[index], repeat)
+                        advance(1)
+
+    def _resolution_pct(self, engines: Sequence[Measured]) -> float | None:
+        throughput = RUN_METRICS["throughput_tok_s"]
+        groups = {
+            m.source.name: [value for run in m.runs.get(self.settings.headline, ()) if (value := throughput.of(run))]
+            for m in engines
+            if m.error is None
+        }
+        return resolution_pct(groups)
 
     def _measure(self, measured: Measured, index: int, load: Load, repeat: int) -> None:
         seeded = replace(load, seed=load.seed + repeat) if isinstance(load, OpenLoop) else load
@@ -104,11 +124,11 @@ class SpeedSession:
 
     def _run(self, measured: Measured, load: Load, window: Window, repeat: int) -> LoadRun | None:
         """One run; an engine that dies in it is given up, with what it had done until then."""
-        name = measured.source.name
+        name, rounds = measured.source.name, max(self.settings.repeats, repeat + 1)
 
         def on_tick(status: LoadStatus) -> None:
             if self.watcher is not None:
-                self.watcher.show(LiveStatus(name, load.describe(), repeat + 1, self.settings.repeats, status))
+                self.watcher.show(LiveStatus(name, load.describe(), repeat + 1, rounds, status))
 
         try:
             return self.fleet.get(measured.source).load(self.prompts, load, window, on_tick)

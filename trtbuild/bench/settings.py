@@ -60,6 +60,9 @@ class Settings:
     burstiness: float
     window: Window
     repeats: int
+    max_repeats: int
+    resolution_pct: float
+    """The headline load is repeated beyond `repeats` until its throughputs are known this well."""
     max_concurrency: int
     find_knee: bool
     slo: Slo
@@ -112,6 +115,8 @@ def resolve(profile: Profile, overrides: Overrides, trace: Trace | None) -> Sett
         burstiness=burstiness,
         window=window,
         repeats=work.repeats if overrides.repeats is None else overrides.repeats,
+        max_repeats=work.max_repeats if overrides.repeats is None else overrides.repeats,
+        resolution_pct=work.resolution_pct,
         max_concurrency=work.max_concurrency,
         find_knee=find_knee,
         slo=Slo(profile.slo.ttft_ms, profile.slo.tpot_ms, profile.slo.latency_p99_ms),

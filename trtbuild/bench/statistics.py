@@ -126,6 +126,17 @@ def _t_cdf(t: float, degrees: int) -> float:
     return 0.5 + area / 2
 
 
+def resolution_pct(groups: Mapping[str, Sequence[float]]) -> float | None:
+    """The widest of the groups' `repeat_intervals` in percent of its value: intervals stop overlapping one width apart.
+
+    None where there is no interval.
+    """
+    found = [i for i in repeat_intervals(groups).values() if i is not None and i.low is not None and i.high is not None]
+    return max(
+        ((i.high - i.low) / i.value * 100 for i in found if i.low is not None and i.high is not None), default=None
+    )
+
+
 def repeat_intervals(groups: Mapping[str, Sequence[float]], confidence: float = 0.95) -> dict[str, Interval | None]:
     """Median of each group's repeats with a t-interval of its geometric mean.
 

@@ -63,7 +63,9 @@ def bench(
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Random token ids instead of text.")] = False,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests a window holds at least.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Seconds a window lasts at least.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Runs of each measurement, engines in turn.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each measurement, engines in turn; no more.")
+    ] = None,
     warmup: Annotated[int | None, typer.Option(min=0, help="Warm-up requests at most; 0 is none.")] = None,
     knee: Annotated[bool | None, typer.Option("--knee/--no-knee", help="Search the knee and the capacity.")] = None,
     order: Annotated[str | None, typer.Option(help="Queue order in front of the engine: arrival, short-first.")] = None,
