@@ -5,7 +5,8 @@
 
 ENGINE is any engine with a driver here. Each trial is what `trtbuild bench` does for one load: both copies open in
 processes of their own, three repeats in turn and more while 10 % could not be told, intervals from the repeats. Bound:
-not distinguishable in 19 of 20. The same repeats with one copy's throughput cut by 10 % must be told apart, and are reported beside it.
+not distinguishable in 19 of 20. The same repeats with one copy's throughput cut by 10 % must be told apart, and are
+reported beside it.
 """
 
 from __future__ import annotations
