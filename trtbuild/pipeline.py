@@ -177,29 +177,37 @@ def make_checkpoint(run: Run, precision: Precision, calibrated: Calibrated | Non
         samples = needed.taken.ids if needed is not None else ()
         inputs["samples"] = samples_fingerprint(samples)
         settings = modelopt_settings(precision.name, TRTLLM, None, run.serving)
-        make = functools.partial(modelopt_to, run.decoder, path, precision.name, samples, serving=run.serving)
+        make = functools.partial(
+            modelopt_to, run.decoder, path, precision.name, samples, serving=run.serving, progress=progress
+        )
     else:
         record = needed.record if needed is not None else None
         if record is not None:
             inputs["record"] = record.fingerprint()
         method, budget = run.profile.calibration.method, budget_of(run.profile.quality)
         settings = Request(precision, method, budget, None, run.serving, TRTLLM).settings()
-        make = functools.partial(
-            quantize_to,
-            run.decoder,
-            path,
-            precision.name,
-            record=record,
-            validation=needed.held if needed is not None else (),
-            calibration=method,
-            budget=budget,
-            serving=run.serving,
-        )
+        validation = needed.held if needed is not None else ()
+
+        def with_evidence() -> None:
+            document = quantize_to(
+                run.decoder,
+                path,
+                precision.name,
+                record=record,
+                validation=validation,
+                calibration=method,
+                budget=budget,
+                serving=run.serving,
+                progress=progress,
+            )
+            progress.note(document["summary"])
+
+        make = with_evidence
     ensure(
         f"checkpoint {precision.name}",
         path,
         "checkpoint",
-        functools.partial(make, progress=progress),
+        make,
         inputs=inputs,
         settings=settings,
         progress=progress,

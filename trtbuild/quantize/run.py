@@ -144,7 +144,6 @@ def quantize_to(
                 written.write(quantized, directory, serving, progress)
                 write_evidence(directory, document, choices)
                 write_manifest(directory, written.kind, inputs=inputs, settings=request.settings(), packages=_PACKAGES)
-    progress.note(document["summary"])
     return document
 
 
