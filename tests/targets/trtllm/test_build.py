@@ -184,6 +184,8 @@ def test_an_interrupted_build_takes_the_tool_with_it(tmp_path: Path, monkeypatch
     pid_file = tmp_path / "pid"
     slow.write_text(f"#!/bin/sh\necho $$ > '{pid_file}'\nexec sleep 60\n")
     code = (
+        # a job in the background of a script inherits an ignored SIGINT
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[3]);"
         "from trtbuild.targets.registry import load_target; from trtbuild.targets.base import BuildOptions, Limits;"
         "from trtbuild.progress import silent;"
