@@ -26,6 +26,7 @@ from trtbuild.calibrate.record import SMOOTHING_GROUPS, Record, open_record
 from trtbuild.calibrate.threshold import entropy_bins
 
 REPEATS = 5
+BOUND = 100.0
 
 
 def spread(record: Record, count: int) -> list[tuple[str, Histogram]]:
@@ -79,6 +80,7 @@ def main() -> None:
     print(f"same bins: {agree}; at least {', '.join(f'{ratio:.0f}× {loop}' for loop, ratio in slowest.items())}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows, "agree": agree, "ratios": slowest}, indent=1))
+    sys.exit(not agree or min(slowest.values()) < BOUND)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
 MODEL is anything trtbuild opens (llama family); VENV an environment with modelopt, torch and transformers. All start
 from the same FP32 Hugging Face folder. `max` is INT8_SMOOTHQUANT_CFG as it is; `entropy` is SmoothQuant with strength
 0.5 and its HistogramCalibrator, as documented for it. trtbuild is asked for INT8 within its default budget, and with
-almost everything in INT8 (`WIDE`). trtbuild's time includes choosing, and scoring on its validation
-split. Scores are of the fake-quantized numpy forward of each checkpoint against the source, on held-out text.
+almost everything in INT8 (`WIDE`). trtbuild's time includes choosing, and scoring on its validation split. Scores are
+of the fake-quantized numpy forward of each checkpoint against the source, on held-out text. It judges nothing:
+`docs/figures.md` has the bounds.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import sys
 import time
 
 RUNS = 21
+BOUND = 1.5
 COMMANDS = {
     "trtbuild --help": [sys.executable, "-m", "trtbuild", "--help"],
     "import typer, rich": [sys.executable, "-c", "import typer, rich"],
@@ -30,7 +31,9 @@ def main() -> None:
     ratios = [ours / base for ours, base in zip(*times.values(), strict=True)]
     for name, value in medians.items():
         print(f"{name:<20} {value * 1e3:7.1f} ms (median of {RUNS})")
-    print(f"ratio                {statistics.median(ratios):7.2f} (bound 1.5)")
+    ratio = statistics.median(ratios)
+    print(f"ratio                {ratio:7.2f} (bound {BOUND})")
+    sys.exit(ratio > BOUND)
 
 
 if __name__ == "__main__":
