@@ -7,7 +7,6 @@ take a core and the address space's lock from the command whose time is taken.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import threading
 import time
@@ -17,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
+from trtbuild.machine import status_memory
+
 _INTERVAL_S = 0.02
-_HIGH_WATER = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,9 @@ def _high_water_bytes(root: psutil.Process) -> int:
     """The largest mark of the process and its living children; 0 when they are gone."""
     largest = 0
     try:
-        for pid in (root.pid, *(child.pid for child in root.children(recursive=True))):
-            found = _HIGH_WATER.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
-            largest = max(largest, int(found[1]) * 1024 if found else 0)
-    except (psutil.Error, OSError):
+        for process in (root, *root.children(recursive=True)):
+            largest = max(largest, status_memory(Path(f"/proc/{process.pid}/status")).peak_bytes)
+    except (psutil.Error, OSError, KeyError):
         pass
     return largest
 

@@ -180,13 +180,18 @@ class ProcessMemory:
     now_bytes: int
 
 
+def status_memory(status: Path) -> ProcessMemory:
+    """From a Linux /proc/PID/status; KeyError for a process that has ended and is not yet reaped."""
+    fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+    peak, now = (int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS"))
+    return ProcessMemory(peak, now)
+
+
 def process_memory() -> ProcessMemory:
     """Of this process. The peak is the kernel's high-water mark, so no sampling can miss it."""
     status = Path("/proc/self/status")
     if status.exists():
-        fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        peak, now = (int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS"))
-        return ProcessMemory(peak, now)
+        return status_memory(status)
     import resource
 
     import psutil

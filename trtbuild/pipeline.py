@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trtbuild.bench.benchmark import run_bench
 from trtbuild.bench.engines import read_sources
@@ -41,6 +41,8 @@ from trtbuild.quantize.run import Request, hold_out, quantize_to
 from trtbuild.store.reuse import reason_to_remake
 from trtbuild.targets.base import BuildOptions, Limits, engine_identity, fit_limits
 from trtbuild.targets.registry import load_target
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -118,19 +120,20 @@ def ensure(
     title: str,
     path: Path,
     kind: str,
-    make: Callable[[], object],
+    make: Callable[[], T],
     *,
     inputs: Mapping[str, str],
     settings: Mapping[str, Any],
     progress: Progress,
-) -> None:
-    """Run `make` unless `path` holds what it would make; says which of the two, and why it is made again."""
+) -> T | None:
+    """What `make` returns, or None where `path` holds what it would make; says which of the two, and why it is made
+    again."""
     reason = reason_to_remake(path, kind, inputs=inputs, settings=settings)
     if reason is None:
         progress.note(f"{title}: reused")
-        return
+        return None
     progress.note(f"{title}: made again, {reason}" if path.exists() else title)
-    make()
+    return make()
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def make_checkpoint(run: Run, precision: Precision, calibrated: Calibrated | Non
     path.parent.mkdir(parents=True, exist_ok=True)
     inputs = {"model": run.decoder.fingerprint()}
     needed = calibrated if precision.needs_calibration else None
-    make: Callable[[], object]
+    make: Callable[[], Mapping[str, Any] | None]
     if precision.through_modelopt:
         samples = needed.taken.ids if needed is not None else ()
         inputs["samples"] = samples_fingerprint(samples)
@@ -186,32 +189,23 @@ def make_checkpoint(run: Run, precision: Precision, calibrated: Calibrated | Non
             inputs["record"] = record.fingerprint()
         method, budget = run.profile.calibration.method, budget_of(run.profile.quality)
         settings = Request(precision, method, budget, None, run.serving, TRTLLM).settings()
-        validation = needed.held if needed is not None else ()
-
-        def with_evidence() -> None:
-            document = quantize_to(
-                run.decoder,
-                path,
-                precision.name,
-                record=record,
-                validation=validation,
-                calibration=method,
-                budget=budget,
-                serving=run.serving,
-                progress=progress,
-            )
-            progress.note(document["summary"])
-
-        make = with_evidence
-    ensure(
-        f"checkpoint {precision.name}",
-        path,
-        "checkpoint",
-        make,
-        inputs=inputs,
-        settings=settings,
-        progress=progress,
+        make = functools.partial(
+            quantize_to,
+            run.decoder,
+            path,
+            precision.name,
+            record=record,
+            validation=needed.held if needed is not None else (),
+            calibration=method,
+            budget=budget,
+            serving=run.serving,
+            progress=progress,
+        )
+    evidence = ensure(
+        f"checkpoint {precision.name}", path, "checkpoint", make, inputs=inputs, settings=settings, progress=progress
     )
+    if evidence is not None:
+        progress.note(evidence["summary"])
 
 
 def make_engine(run: Run, precision: Precision, progress: Progress) -> None:

@@ -16,6 +16,7 @@ from trtbuild.bench.metrics import REQUEST_METRICS, RUN_METRICS, distributions, 
 from trtbuild.bench.quality import answer_quality, score_quality
 from trtbuild.bench.quality_session import QualityTask
 from trtbuild.bench.records import LoadRun, RequestRecord
+from trtbuild.bench.repeats import repeat_groups, repeat_value
 from trtbuild.bench.settings import Settings
 from trtbuild.bench.slo import attainment, goodput_req_s
 from trtbuild.bench.statistics import Interval, repeat_intervals
@@ -33,24 +34,9 @@ COMPARED = {
 _CDF_POINTS = 101
 
 
-def repeat_value(run: LoadRun, metric: str) -> float | None:
-    """The one number of a repeat that intervals are made from."""
-    if metric in RUN_METRICS:
-        return RUN_METRICS[metric].of(run)
-    values = REQUEST_METRICS[metric].values(run.measured)
-    return float(np.mean(values)) if values else None
-
-
 def compared_intervals(engines: Sequence[Measured], load: int) -> dict[str, dict[str, Interval | None]]:
     """Metric → engine → median of its repeats with interval, under one load."""
-    found: dict[str, dict[str, Interval | None]] = {}
-    for metric in COMPARED:
-        groups = {}
-        for measured in engines:
-            values = (repeat_value(run, metric) for run in measured.runs.get(load, ()))
-            groups[measured.source.name] = [value for value in values if value is not None]
-        found[metric] = repeat_intervals(groups)
-    return found
+    return {metric: repeat_intervals(repeat_groups(engines, load, metric)) for metric in COMPARED}
 
 
 def _ends(interval: Interval | None) -> list[float] | None:

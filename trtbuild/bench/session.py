@@ -18,6 +18,7 @@ from trtbuild.bench.measurement import RATE_STEP, LiveStatus, Measured, Watcher,
 from trtbuild.bench.metrics import RUN_METRICS
 from trtbuild.bench.records import LoadRun
 from trtbuild.bench.remote import EngineDied, EngineProcess, Fleet
+from trtbuild.bench.repeats import repeat_groups
 from trtbuild.bench.settings import Settings, probe_window, window_for
 from trtbuild.bench.slo import Attainment, attainment
 from trtbuild.bench.statistics import resolution_pct
@@ -83,7 +84,8 @@ class SpeedSession:
         engines = [m for m in self.measured if m.under_test]
         self._rounds("measuring", engines, range(settings.repeats), range(len(settings.loads)))
         for repeat in range(settings.repeats, settings.max_repeats):
-            told = self._resolution_pct(engines)
+            alive = [m for m in engines if m.error is None]
+            told = resolution_pct(repeat_groups(alive, settings.headline, "throughput_tok_s"))
             if told is None or told <= settings.resolution_pct:
                 break
             self.progress.note(f"throughputs are told apart from {told:.0f} % on: round {repeat + 1}")
@@ -99,15 +101,6 @@ class SpeedSession:
                         if measured.error is None:
                             self._measure(measured, index, self.settings.loads[index], repeat)
                         advance(1)
-
-    def _resolution_pct(self, engines: Sequence[Measured]) -> float | None:
-        throughput = RUN_METRICS["throughput_tok_s"]
-        groups = {
-            m.source.name: [value for run in m.runs.get(self.settings.headline, ()) if (value := throughput.of(run))]
-            for m in engines
-            if m.error is None
-        }
-        return resolution_pct(groups)
 
     def _measure(self, measured: Measured, index: int, load: Load, repeat: int) -> None:
         seeded = replace(load, seed=load.seed + repeat) if isinstance(load, OpenLoop) else load

@@ -25,6 +25,13 @@ class Interval:
     low: float | None
     high: float | None
 
+    @property
+    def width_pct(self) -> float | None:
+        """Distance of the ends in percent of the value: two intervals stop overlapping about one width apart."""
+        if self.low is None or self.high is None or not self.value:
+            return None
+        return (self.high - self.low) / self.value * 100
+
     def overlaps(self, other: Interval) -> bool:
         """Whether the two intervals share a point; True when either has no ends, because then nothing is known."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
@@ -127,14 +134,9 @@ def _t_cdf(t: float, degrees: int) -> float:
 
 
 def resolution_pct(groups: Mapping[str, Sequence[float]]) -> float | None:
-    """The widest of the groups' `repeat_intervals` in percent of its value: intervals stop overlapping one width apart.
-
-    None where there is no interval.
-    """
-    found = [i for i in repeat_intervals(groups).values() if i is not None and i.low is not None and i.high is not None]
-    return max(
-        ((i.high - i.low) / i.value * 100 for i in found if i.low is not None and i.high is not None), default=None
-    )
+    """The width of the widest of the groups' `repeat_intervals`; None where there is no interval."""
+    widths = (interval.width_pct for interval in repeat_intervals(groups).values() if interval is not None)
+    return max((width for width in widths if width is not None), default=None)
 
 
 def repeat_intervals(groups: Mapping[str, Sequence[float]], confidence: float = 0.95) -> dict[str, Interval | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trtbuild.progress import Progress, silent
 from trtbuild.quantize.choose import GroupChoice
-from trtbuild.quantize.score import Score
+from trtbuild.quantize.score import Score, score_entry, score_line
 
 MARGIN = 0.8
 """Share of the KL limit that may be used on the validation split, because other text will differ a little."""
@@ -17,7 +17,7 @@ _AIM = 0.95
 _ENOUGH = 0.9
 """A number of floats that uses this share of the limits is not improved on."""
 _LEAST_STEP = 0.05
-"""Share of the groups that a guess moves by at least when the perplexity was over its limit by chance."""
+"""Share of the groups that a guess moves on by at least after one that did not hold."""
 _MOST_SCORES = 6
 
 
@@ -63,7 +63,6 @@ class Attempt:
     floats: int
     score: Score
     used: float
-    surely_used: float
 
 
 @dataclass(frozen=True)
@@ -102,12 +101,9 @@ def decide(
     broken, held, guess = -1, len(order) + 1, 0
     while True:
         score = evaluate(order[:guess])
-        attempt = Attempt(guess, score, budget.used(score), budget.surely_used(score))
+        attempt = Attempt(guess, score, budget.used(score))
         attempts.append(attempt)
-        progress.note(
-            f"{guess} of {len(order)} groups in float: perplexity {score.perplexity_change_pct:+.2f} ± "
-            f"{score.perplexity_error_pct:.2f} %, KL {score.kl:.4f}, top-1 {score.top1_pct:.1f} %"
-        )
+        progress.note(f"{guess} of {len(order)} groups in float: {score_line(score_entry(score))}")
         if attempt.used <= 1:
             held = guess
         else:
@@ -116,14 +112,14 @@ def decide(
             break
         if held <= len(order) and len(attempts) >= _MOST_SCORES:
             break
-        guess = _next_guess(attempt, left, broken, held)
+        guess = _next_guess(attempt, budget.surely_used(score), left, broken, held)
     count = min(held, len(order))
     return Decision(tuple(order[:count]), tuple(attempts), held <= len(order))
 
 
-def _next_guess(last: Attempt, left: Sequence[float], broken: int, held: int) -> int:
+def _next_guess(last: Attempt, surely_used: float, left: Sequence[float], broken: int, held: int) -> int:
     """The fewest floats predicted to hold, kept strictly between `broken` and `held`."""
-    allowed = left[last.floats] * _AIM / last.surely_used if last.surely_used > 0 else left[0]
+    allowed = left[last.floats] * _AIM / surely_used if surely_used > 0 else left[0]
     predicted = next((count for count, rest in enumerate(left) if rest <= allowed), len(left) - 1)
     if last.floats == broken:
         predicted = max(predicted, broken + math.ceil(_LEAST_STEP * (len(left) - 1)))

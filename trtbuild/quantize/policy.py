@@ -9,7 +9,6 @@ from trtbuild.quantize.run import DEFAULT_BUDGET
 SHARE = 0.5
 """Of the profile's budget. The choice is made on a small validation split and judged on other text, by its interval."""
 
-
 _KL_PER_PCT = 0.02
 """KL that goes with one percent of perplexity where a profile limits the perplexity alone: twice what the change would
 be on text like the model's own. Without it the chance of a few thousand tokens would decide."""
@@ -22,6 +21,6 @@ def budget_of(quality: Quality) -> Budget:
     if quality.max_perplexity_change_pct is None and quality.max_kl is None:
         return DEFAULT_BUDGET
     change, kl = quality.max_perplexity_change_pct, quality.max_kl
-    if change is None:
-        return Budget(None, None if kl is None else SHARE * kl)
-    return Budget(SHARE * change, SHARE * (_KL_PER_PCT * change if kl is None else kl))
+    if kl is None and change is not None:
+        kl = _KL_PER_PCT * change
+    return Budget(None if change is None else SHARE * change, None if kl is None else SHARE * kl)

@@ -16,25 +16,12 @@ from trtbuild.calibrate.threshold import METHODS, clipped_share, sqnr_db
 from trtbuild.checkpoint.spec import module_path
 from trtbuild.quantize.budget import Budget, Decision
 from trtbuild.quantize.choose import GroupChoice
-from trtbuild.quantize.score import Score
+from trtbuild.quantize.score import Score, score_entry, score_line
 
 SCHEMA = 1
 JSON_NAME = "quantization.json"
 _PLOTTED = 20
 _MUCH_WIDER = 4.0
-
-
-def score_entry(score: Score | None) -> dict[str, float] | None:
-    if score is None:
-        return None
-    return {
-        "perplexity": score.perplexity,
-        "baseline_perplexity": score.baseline_perplexity,
-        "perplexity_change_pct": score.perplexity_change_pct,
-        "perplexity_error_pct": score.perplexity_error_pct,
-        "kl": score.kl,
-        "top1_pct": score.top1_pct,
-    }
 
 
 def group_entry(choice: GroupChoice, in_float: bool, rank: int, budget: Budget | None) -> dict[str, Any]:
@@ -155,13 +142,13 @@ def evidence(
         "record": record,
         "int8_share": 1 - sum(choice.weights for choice in floats) / weights if weights else 0.0,
         "budget": None if decision is None or budget is None else {**asdict(budget), "holds": decision.holds},
-        "validation": score_entry(validation),
+        "validation": None if validation is None else score_entry(validation),
         "validation_tokens": validation_tokens,
         "validation_source": validation_source,
-        "auto": score_entry(auto),
+        "auto": None if auto is None else score_entry(auto),
         "attempts": []
         if decision is None
-        else [{"groups_in_float": a.floats, **(score_entry(a.score) or {})} for a in decision.attempts],
+        else [{"groups_in_float": a.floats, **score_entry(a.score)} for a in decision.attempts],
         "groups": [group_entry(choice, choice.key in in_float, rank[choice.key], budget) for choice in choices],
         "kv_cache": kv_cache,
         "notes": list(notes),
@@ -191,12 +178,7 @@ def _row(group: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _attempt_lines(document: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{a['groups_in_float']} groups in float: perplexity {a['perplexity_change_pct']:+.2f} ± "
-        f"{a['perplexity_error_pct']:.2f} %, KL {a['kl']:.4f}, "
-        f"top-1 {a['top1_pct']:.1f} %"
-        for a in document["attempts"]
-    ]
+    return [f"{a['groups_in_float']} groups in float: {score_line(a)}" for a in document["attempts"]]
 
 
 def _kv_lines(document: Mapping[str, Any]) -> list[str]:

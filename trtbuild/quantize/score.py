@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,26 @@ class Score:
     @property
     def perplexity_change_pct(self) -> float:
         return 100 * (self.perplexity / self.baseline_perplexity - 1)
+
+
+def score_entry(score: Score) -> dict[str, float]:
+    """A score as `quantization.json` has it."""
+    return {
+        "perplexity": score.perplexity,
+        "baseline_perplexity": score.baseline_perplexity,
+        "perplexity_change_pct": score.perplexity_change_pct,
+        "perplexity_error_pct": score.perplexity_error_pct,
+        "kl": score.kl,
+        "top1_pct": score.top1_pct,
+    }
+
+
+def score_line(entry: Mapping[str, float]) -> str:
+    """A `score_entry` in half a line."""
+    return (
+        f"perplexity {entry['perplexity_change_pct']:+.2f} ± {entry['perplexity_error_pct']:.2f} %, "
+        f"KL {entry['kl']:.4f}, top-1 {entry['top1_pct']:.1f} %"
+    )
 
 
 class _Running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trtbuild.bench.statistics import Interval
 from trtbuild.bench.verdict import distinguishable
 
 LITTLE_TOLERANCE_PCT = 10.0
@@ -20,11 +21,12 @@ def measurement_checks(document: Mapping[str, Any]) -> list[str]:
 
 
 def _resolution(document: Mapping[str, Any]) -> Iterator[str]:
-    """How small a difference the repeats can show: intervals stop overlapping one width apart."""
+    """How small a difference the repeats can show."""
     widths = [
-        (interval[1] - interval[0]) / result["throughput_tok_s"] * 100
+        width
         for result in document["results"]
-        if (interval := result["intervals"].get("throughput_tok_s")) and result["throughput_tok_s"]
+        if (ends := result["intervals"].get("throughput_tok_s"))
+        and (width := Interval(result["throughput_tok_s"], *ends).width_pct) is not None
     ]
     if widths:
         yield (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +50,8 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
     for note in decoder.notes:
         progress.note(note)
     kv_cache = options.kv_cache or default_kv_cache(decoder.spec.dtype, decoder.quantization.kv_cache_quant_algo)
-    find_blas()
-    with ThreadPoolExecutor(1) as background, atomic_directory(out) as folder:
+    find_blas()  # before a thread computes beside the imports below
+    with _background() as background, atomic_directory(out) as folder:
         expected = reference(decoder, limits.max_seq_len, background)
         fingerprint = background.submit(decoder.fingerprint)
         write_assets(folder, decoder, tokenizer.stop_token_ids)
@@ -74,6 +76,16 @@ def build(checkpoint: Path, out: Path, limits: Limits, options: BuildOptions, pr
         f"{checked.method} differ from the numpy forward by {checked.prompt:.1e}, decoding by {checked.decode:.1e}"
     )
     return out
+
+
+@contextlib.contextmanager
+def _background() -> Iterator[Executor]:
+    """One thread; what it has not begun when the block is left is dropped, so that a failure does not wait for it."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def write_model(decoder: Decoder, folder: Path, max_seq_len: int, progress: Progress) -> None:
