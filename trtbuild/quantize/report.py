@@ -34,7 +34,7 @@ def group_entry(choice: GroupChoice, in_float: bool, rank: int, budget: Budget |
     if choice.dead_channels:
         notes.append(f"{choice.dead_channels} channels were never active: they are not smoothed")
     if in_float:
-        why = f"left in float: number {rank + 1} in harm per byte, and the quality budget did not hold with it in INT8"
+        why = f"left in float for the quality budget: number {rank + 1} in harm per byte"
     elif budget is None:
         why = "INT8: nothing is left in float by this method"
     else:
