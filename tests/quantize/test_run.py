@@ -162,6 +162,7 @@ def test_kv_cache_scales(decoder: Decoder, record: Record, tmp_path: Path, kind:
         scale = quantized.tensors[f"transformer.layers.{layer}.attention.kv_cache_scaling_factor"].read()
         assert scale == pytest.approx(max(seen.k.amax, seen.v.amax) / (127 if kind == "int8" else 448))
     cost = document["kv_cache"]["cost"]
+    assert f"The KV cache is kept in {kind.upper()}" in document["summary"]
     assert cost["kl_after"] > cost["kl_before"] >= 0
 
 

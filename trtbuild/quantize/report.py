@@ -88,6 +88,13 @@ def summary_of(document: Mapping[str, Any]) -> str:
         text = f"All tensors are written in {document['dtype']}" + (
             "." if document["quant_algo"] is None else f"; the engine quantizes them itself ({document['quant_algo']})."
         )
+    cache = document["kv_cache"]
+    if cache is not None:
+        cost = cache["cost"]
+        text += (
+            f" The KV cache is kept in {cache['kind']}: by itself it takes the KL divergence from "
+            f"{cost['kl_before']:.4f} to {cost['kl_after']:.4f}."
+        )
     score = document["validation"]
     if score is not None:
         text += (
