@@ -88,6 +88,11 @@ def test_repeats_of_one_engine_under_two_names_are_not_distinguishable_in_19_of_
         assert told_apart / 400 <= 0.05
 
 
+def test_repeats_that_agree_better_than_two_processes_do_are_not_told_apart() -> None:
+    intervals = repeat_intervals({"a": [180.9, 180.0, 180.4], "b": [178.8, 178.8, 177.7]})
+    assert intervals["a"].overlaps(intervals["b"])
+
+
 def test_a_ten_percent_slowdown_is_told_apart() -> None:
     rng = np.random.default_rng(3)
     found = 0

@@ -15,6 +15,9 @@ Floats = npt.NDArray[np.float64]
 
 PERCENTILES: tuple[float, ...] = (0.50, 0.90, 0.95, 0.99, 0.999)
 _BOOTSTRAP_DRAWS = 2000
+PROCESS_SPREAD = 0.01
+"""Half-width, relative, that the process itself adds to an interval: two processes of one engine stay up to this far
+apart for as long as they live (`benchmarks/same_engine_twice.py`), which repeats inside each of them cannot show."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,9 @@ def repeat_intervals(groups: Mapping[str, Sequence[float]], confidence: float = 
 
     The repeats of all groups were interleaved on one machine, so their relative spread is taken as one and pooled
     (one-way analysis of variance on logarithms): with three repeats of four engines the interval has eight degrees of
-    freedom instead of two. A group of a single repeat borrows that spread; where there is none at all the ends are
-    None. A group without values, or with a value that is not positive, gives a plain median without interval or None.
+    freedom instead of two. PROCESS_SPREAD is added in squares, whatever the number of repeats. A group of a single
+    repeat borrows that spread; where there is none at all the ends are None. A group without values, or with a value
+    that is not positive, gives a plain median without interval or None.
     """
     logs = {name: np.log(values) for name, values in groups.items() if values and min(values) > 0}
     degrees = sum(len(values) - 1 for values in logs.values())
@@ -158,7 +162,8 @@ def repeat_intervals(groups: Mapping[str, Sequence[float]], confidence: float = 
         elif name not in logs or spread is None:
             intervals[name] = Interval(float(np.median(values)), None, None)
         else:
-            half = t_quantile((1 + confidence) / 2, degrees) * spread / math.sqrt(len(values))
+            repeats = t_quantile((1 + confidence) / 2, degrees) * spread / math.sqrt(len(values))
+            half = math.hypot(repeats, PROCESS_SPREAD)
             mean = float(logs[name].mean())
             intervals[name] = Interval(float(np.median(values)), math.exp(mean - half), math.exp(mean + half))
     return intervals
