@@ -33,7 +33,7 @@ from trtbuild.checkpoint.spec import LINEAR_MODULES, Decoder, module_path
 from trtbuild.checkpoint.tokenizer import load_tokenizer
 from trtbuild.checkpoint.trtllm import read_checkpoint
 from trtbuild.quantize.run import hold_out
-from trtbuild.quantize.score import score
+from trtbuild.quantize.score import baseline_of, score
 
 WIDE = """\
 name: wide
@@ -90,7 +90,7 @@ def main() -> None:
         }
         tokenizer = load_tokenizer(source.assets, spec=source.spec, where=source.location)
         text = tokenized_samples(tokenizer, builtin_evaluation(), arguments.evaluate, arguments.seq_len).ids
-        baseline = hidden_states(source, text)
+        baseline = baseline_of(source, text, hidden_states(source, text))
         results = {}
         for name, command in commands.items():
             if arguments.only and name not in arguments.only:
@@ -102,7 +102,7 @@ def main() -> None:
             candidate = dataclasses.replace(
                 checkpoint, spec=dataclasses.replace(checkpoint.spec, rope=source.spec.rope)
             )
-            found = score(source, text, baseline, hidden_states(candidate, text))
+            found = score(source, baseline, hidden_states(candidate, text))
             results[name] = {
                 **asdict(cost),
                 "int8_share": int8_share(checkpoint),

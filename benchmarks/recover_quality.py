@@ -33,7 +33,7 @@ from trtbuild.checkpoint.lora import merge_lora
 from trtbuild.checkpoint.opening import open_decoder, open_model
 from trtbuild.checkpoint.spec import LINEAR_MODULES, Array, Decoder
 from trtbuild.checkpoint.tokenizer import load_tokenizer
-from trtbuild.quantize.score import Score, score
+from trtbuild.quantize.score import Baseline, Score, baseline_of, score
 
 TRAINING_SEED = 1
 """Another order of the documents than the one calibration takes (`quantize --seed` is 0)."""
@@ -156,11 +156,11 @@ def quantize(model: str, out: Path, arguments: argparse.Namespace, *more: str) -
 
 
 def scores(
-    decoder: Decoder, windows: Sequence[Array], baseline: Sequence[Array], candidate: Decoder
+    decoder: Decoder, windows: Sequence[Array], baselines: Sequence[Baseline], candidate: Decoder
 ) -> tuple[Score, list[float]]:
     """The score over all windows (of one length), and the KL of each."""
     states = hidden_states(candidate, windows)
-    each = [score(decoder, [w], [a], [b]) for w, a, b in zip(windows, baseline, states, strict=True)]
+    each = [score(decoder, one, [state]) for one, state in zip(baselines, states, strict=True)]
 
     def perplexity(values: list[float]) -> float:
         return float(np.exp(np.mean(np.log(values))))
@@ -242,10 +242,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     quantize(arguments.model, after, arguments, "--lora", str(adapter))
     seconds["merge and quantize"] = time.perf_counter() - started
 
-    baseline = hidden_states(decoder, windows)
-    damaged, damaged_kl = scores(decoder, windows, baseline, open_decoder(str(before)))
-    recovered, recovered_kl = scores(decoder, windows, baseline, open_decoder(str(after)))
-    control, _ = scores(decoder, windows, baseline, merge_lora(decoder, [(adapter, 1.0)]))
+    states = hidden_states(decoder, windows)
+    baselines = [baseline_of(decoder, [w], [state]) for w, state in zip(windows, states, strict=True)]
+    damaged, damaged_kl = scores(decoder, windows, baselines, open_decoder(str(before)))
+    recovered, recovered_kl = scores(decoder, windows, baselines, open_decoder(str(after)))
+    control, _ = scores(decoder, windows, baselines, merge_lora(decoder, [(adapter, 1.0)]))
     float_score = Score(damaged.baseline_perplexity, damaged.baseline_perplexity, 0.0, 100.0)
     better = sum(b < a for a, b in zip(damaged_kl, recovered_kl, strict=True))
     lost = damaged.perplexity - damaged.baseline_perplexity

@@ -12,7 +12,7 @@ from trtbuild.calibrate import forward
 from trtbuild.calibrate.forward import hidden_states
 from trtbuild.checkpoint.opening import open_model
 from trtbuild.checkpoint.spec import HEAD
-from trtbuild.quantize.score import score
+from trtbuild.quantize.score import baseline_of, score
 
 
 def test_score_is_its_definition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_score_is_its_definition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for which in (0, 1):
         own = [pair[which][np.arange(len(ids) - 1), ids[1:]] for pair, ids in zip(pairs, samples, strict=True)]
         perplexities.append(np.exp(-np.concatenate(own).mean()))
-    found = score(decoder, samples, baseline, candidate, threads=2)
+    found = score(decoder, baseline_of(decoder, samples, baseline, threads=2), candidate, threads=2)
     assert found.kl == pytest.approx(kl, rel=1e-4)
     assert found.top1_pct == pytest.approx(100 * top1)
     assert found.baseline_perplexity == pytest.approx(perplexities[0], rel=1e-5)
@@ -51,5 +51,5 @@ def test_a_model_is_itself(tmp_path: Path) -> None:
     decoder = open_model(str(write_huggingface(tmp_path / "m")))
     samples = [np.arange(20)]
     states = hidden_states(decoder, samples)
-    found = score(decoder, samples, states, states)
+    found = score(decoder, baseline_of(decoder, samples, states), states)
     assert (found.kl, found.perplexity_change_pct, found.top1_pct) == (0.0, 0.0, 100.0)

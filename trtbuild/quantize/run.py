@@ -33,7 +33,7 @@ from trtbuild.quantize.kv_cache import kv_kind, kv_ranges, kv_scales
 from trtbuild.quantize.precisions import Precision, precision_of
 from trtbuild.quantize.report import evidence, kv_entry, write_evidence
 from trtbuild.quantize.schemes import scheme_of
-from trtbuild.quantize.score import Score, score
+from trtbuild.quantize.score import Baseline, Score, baseline_of, score
 from trtbuild.store.atomic import atomic_directory, check_replaceable
 from trtbuild.store.manifest import write_manifest
 
@@ -183,7 +183,7 @@ def _record_for(
 
 
 class _Maker:
-    """One quantization: the validation split and the baseline's hidden states are computed once."""
+    """One quantization: what the source makes of the validation split is computed once."""
 
     def __init__(
         self,
@@ -199,12 +199,13 @@ class _Maker:
         self._validation, self._source = _validation_split(record, validation)
 
     @functools.cached_property
-    def _baseline(self) -> list[Array]:
-        return hidden_states(self._decoder, self._validation, self._threads)
+    def _baseline(self) -> Baseline:
+        states = hidden_states(self._decoder, self._validation, self._threads)
+        return baseline_of(self._decoder, self._validation, states, self._threads)
 
     def _score(self, candidate: Decoder) -> Score:
         states = hidden_states(candidate, self._validation, self._threads)
-        return score(self._decoder, self._validation, self._baseline, states, self._threads)
+        return score(self._decoder, self._baseline, states, self._threads)
 
     def make(self, folder: Path) -> tuple[Decoder, dict[str, Any], Sequence[GroupChoice]]:
         """The quantized decoder (its tensors lie in `folder`), quantization.json, and the choices behind it."""

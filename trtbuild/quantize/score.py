@@ -54,78 +54,122 @@ def score_line(entry: Mapping[str, float]) -> str:
     )
 
 
-class _Running:
-    """Per token of one sample: log-sum-exp of both models, Σ p·(a − b), the target's logits, the best token."""
+@dataclass(frozen=True)
+class Scored:
+    """Per token of one sample under one model, its logits summed up: log Σ exp, the logit of the token that came next
+    (0 for the last token, which has none), and the most likely token."""
 
-    def __init__(self, tokens: int) -> None:
-        self.peak = np.full((2, tokens), -np.inf)
-        self.mass = np.zeros((2, tokens))
-        self.difference = np.zeros(tokens)
-        self.target = np.zeros((2, tokens))
-        self.best = np.full((2, tokens), -np.inf)
-        self.best_id = np.zeros((2, tokens), np.int64)
-
-    def add(self, first: int, logits: tuple[Array, Array], rows: slice, targets: Array) -> None:
-        a, b = logits
-        raised = np.maximum(self.peak[0, rows], a.max(axis=1))
-        shrink = np.exp(self.peak[0, rows] - raised)
-        weight = np.exp(a - raised[:, None].astype(np.float32))
-        self.difference[rows] = self.difference[rows] * shrink + np.einsum("tv,tv->t", weight, a - b)
-        self.mass[0, rows] = self.mass[0, rows] * shrink + weight.sum(axis=1)
-        self.peak[0, rows] = raised
-        raised = np.maximum(self.peak[1, rows], b.max(axis=1))
-        shrink = np.exp(self.peak[1, rows] - raised)
-        self.mass[1, rows] = self.mass[1, rows] * shrink + np.exp(b - raised[:, None].astype(np.float32)).sum(axis=1)
-        self.peak[1, rows] = raised
-        here = np.flatnonzero((targets >= first) & (targets < first + a.shape[1]))
-        for which, values in enumerate((a, b)):
-            self.target[which, rows.start + here] = values[here, targets[here] - first]
-            top = values.argmax(axis=1)
-            value = values[np.arange(len(values)), top]
-            better = value > self.best[which, rows]
-            self.best[which, rows] = np.where(better, value, self.best[which, rows])
-            self.best_id[which, rows] = np.where(better, top + first, self.best_id[which, rows])
-
-    def log_mass(self) -> Array:
-        return np.asarray(self.peak + np.log(self.mass))
+    log_mass: Array
+    target: Array
+    best_id: Array
 
 
-def score(
-    decoder: Decoder,
-    samples: Sequence[Array],
-    baseline: Sequence[Array],
-    candidate: Sequence[Array],
-    threads: int | None = None,
-) -> Score:
-    """Compare hidden states F32 [T, hidden] (after the final norm) of two models through the head of `decoder`.
+@dataclass(frozen=True)
+class Baseline:
+    """The model that candidates are compared with, on some samples: its hidden states F32 [T, hidden] after the final
+    norm, its `Scored`, and `mean_head` F32 [T, hidden] = Σ_v p_v · head_v, each by sample.
 
-    `samples` are the token ids; each token but the first of a sample is predicted. Perplexity is over those.
+    With `mean_head` the part of the KL divergence that needs both models' logits, Σ_v p_v (a_v − b_v), is a product of
+    `hidden` terms, so that the baseline meets the head once for all candidates.
     """
-    running = [_Running(len(ids)) for ids in samples]
-    targets = [np.append(ids[1:], -1).astype(np.int64) for ids in samples]
+
+    samples: tuple[Array, ...]
+    states: tuple[Array, ...]
+    scored: tuple[Scored, ...]
+    mean_head: tuple[Array, ...]
+
+
+class _Running:
+    """What is known of one sample's tokens after some blocks of the head."""
+
+    def __init__(self, state: Array, ids: Array, with_mean: bool) -> None:
+        self._state = state
+        self._targets = np.append(ids[1:], -1).astype(np.int64)
+        self._peak = np.full(len(ids), -np.inf)
+        self._mass = np.zeros(len(ids))
+        self._target = np.zeros(len(ids))
+        self._best_id = np.zeros(len(ids), np.int64)
+        self._mean = np.zeros_like(state) if with_mean else None
+
+    def add(self, first: int, block: Array) -> None:
+        for start in range(0, len(self._state), _TOKENS):
+            self._add_rows(slice(start, min(start + _TOKENS, len(self._state))), first, block)
+
+    def _add_rows(self, rows: slice, first: int, block: Array) -> None:
+        logits = self._state[rows] @ block.T
+        top = logits.argmax(axis=1)
+        value = logits[np.arange(len(logits)), top]
+        targets = self._targets[rows]
+        here = np.flatnonzero((targets >= first) & (targets < first + len(block)))
+        self._target[rows.start + here] = logits[here, targets[here] - first]
+        self._best_id[rows] = np.where(value > self._peak[rows], top + first, self._best_id[rows])
+        raised = np.maximum(self._peak[rows], value)
+        shrink = np.exp(self._peak[rows] - raised)
+        logits -= raised[:, None].astype(np.float32)
+        weight = np.exp(logits, out=logits)
+        self._mass[rows] = self._mass[rows] * shrink + weight.sum(axis=1)
+        self._peak[rows] = raised
+        if self._mean is not None:
+            self._mean[rows] *= shrink[:, None].astype(np.float32)
+            self._mean[rows] += weight @ block
+
+    def scored(self) -> Scored:
+        return Scored(self._peak + np.log(self._mass), self._target, self._best_id)
+
+    def mean_head(self) -> Array:
+        assert self._mean is not None
+        return np.asarray(self._mean / self._mass[:, None].astype(np.float32))
+
+
+def _through_head(
+    decoder: Decoder, samples: Sequence[Array], states: Sequence[Array], with_mean: bool, threads: int | None
+) -> list[_Running]:
+    running = [_Running(state, ids, with_mean) for state, ids in zip(states, samples, strict=True)]
     for first, block in head_blocks(decoder):
 
-        def add(index: int, first: int = first, block: Array = block) -> None:
-            for start in range(0, len(samples[index]), _TOKENS):
-                rows = slice(start, min(start + _TOKENS, len(samples[index])))
-                logits = (baseline[index][rows] @ block.T, candidate[index][rows] @ block.T)
-                running[index].add(first, logits, rows, targets[index][rows])
+        def add(one: _Running, first: int = first, block: Array = block) -> None:
+            one.add(first, block)
 
-        for _ in each_sample(add, range(len(samples)), threads):
+        for _ in each_sample(add, running, threads):
             pass
+    return running
+
+
+def baseline_of(
+    decoder: Decoder, samples: Sequence[Array], states: Sequence[Array], threads: int | None = None
+) -> Baseline:
+    """What candidates are scored against: `samples` are token ids, `states` what `decoder` makes of them."""
+    running = _through_head(decoder, samples, states, True, threads)
+    return Baseline(
+        tuple(samples),
+        tuple(states),
+        tuple(one.scored() for one in running),
+        tuple(one.mean_head() for one in running),
+    )
+
+
+def score(decoder: Decoder, baseline: Baseline, states: Sequence[Array], threads: int | None = None) -> Score:
+    """Compare hidden states F32 [T, hidden] (after the final norm) of a candidate with those of the baseline, through
+    the head of `decoder`.
+
+    Each token but the first of a sample is predicted. Perplexity is over those.
+    """
     losses, divergences, agreements = [], [], []
-    for one in running:
-        log_mass = one.log_mass()
-        losses.append((log_mass - one.target)[:, :-1])
-        divergences.append(one.difference / one.mass[0] - log_mass[0] + log_mass[1])
-        agreements.append(one.best_id[0] == one.best_id[1])
+    candidates = _through_head(decoder, baseline.samples, states, False, threads)
+    for index, running in enumerate(candidates):
+        a, b = baseline.scored[index], running.scored()
+        change = baseline.states[index] - states[index]
+        shared = np.einsum("th,th->t", baseline.mean_head[index], change)
+        losses.append(np.stack([a.log_mass - a.target, b.log_mass - b.target])[:, :-1])
+        divergences.append(shared - a.log_mass + b.log_mass)
+        agreements.append(a.best_id == b.best_id)
     tokens = np.concatenate(losses, axis=1)
     loss = tokens.mean(axis=1)
-    change = tokens[1] - tokens[0]
+    rise = tokens[1] - tokens[0]
     return Score(
         perplexity=float(np.exp(loss[1])),
         baseline_perplexity=float(np.exp(loss[0])),
         kl=float(np.concatenate(divergences).mean()),
         top1_pct=float(100 * np.concatenate(agreements).mean()),
-        perplexity_error_pct=float(100 * np.exp(loss[1] - loss[0]) * change.std() / np.sqrt(max(1, len(change)))),
+        perplexity_error_pct=float(100 * np.exp(loss[1] - loss[0]) * rise.std() / np.sqrt(max(1, len(rise)))),
     )
