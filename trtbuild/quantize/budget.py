@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtbuild.progress import Progress, silent
@@ -92,8 +92,8 @@ def decide(
 ) -> Decision:
     """Find how few groups must stay in float. `evaluate` scores the model with the given groups in float.
 
-    The number is searched between one that breaks the budget and one that holds it; the next guess assumes that the
-    loss is shared out as the measured harm is.
+    The number is searched between one that breaks the budget and one that holds it; the first guesses assume that the
+    loss is shared out as the measured harm is, those between two ends that it is a power of it.
     """
     order = by_harm(choices)
     left = [sum(choice.harm for choice in order[count:]) for count in range(len(order) + 1)]
@@ -112,7 +112,11 @@ def decide(
             break
         if held <= len(order) and len(attempts) >= _MOST_SCORES:
             break
-        guess = _next_guess(attempt, budget.surely_used(score), left, broken, held)
+        used = {attempt.floats: attempt.used for attempt in attempts}
+        if broken >= 0 and held <= len(order) and used[held] > 0 and 0 < left[held] < left[broken]:
+            guess = _between(used, left, broken, held)
+        else:
+            guess = _next_guess(attempt, budget.surely_used(score), left, broken, held)
     count = min(held, len(order))
     return Decision(tuple(order[:count]), tuple(attempts), held <= len(order))
 
@@ -123,4 +127,12 @@ def _next_guess(last: Attempt, surely_used: float, left: Sequence[float], broken
     predicted = next((count for count, rest in enumerate(left) if rest <= allowed), len(left) - 1)
     if last.floats == broken:
         predicted = max(predicted, broken + math.ceil(_LEAST_STEP * (len(left) - 1)))
+    return min(max(predicted, broken + 1), held - 1)
+
+
+def _between(used: Mapping[int, float], left: Sequence[float], broken: int, held: int) -> int:
+    """The fewest floats that hold if the share of the limits used is a power of the harm left, through both ends."""
+    power = math.log(used[broken] / used[held]) / math.log(left[broken] / left[held])
+    allowed = left[held] * (_AIM / used[held]) ** (1 / power)
+    predicted = next(count for count, rest in enumerate(left) if rest <= allowed)
     return min(max(predicted, broken + 1), held - 1)

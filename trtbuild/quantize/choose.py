@@ -176,6 +176,8 @@ def choose_all(
     states: Sequence[Array] = embed(decoder, [sample.ids for sample in record.measured])
     tables = {length: rotary_table(spec, length) for length in {len(state) for state in states}}
     choices: list[GroupChoice] = []
+    # the one that takes longest first, so that the cores end together
+    order = sorted(SMOOTHING_GROUPS, key=lambda group: spec.linear_shape(group)[1], reverse=True)
     with single_threaded_blas(), progress.task("choosing", total=spec.num_layers) as advance:
         for index in range(spec.num_layers):
             layer, statistics = read_layer(decoder, index), record.layer(index)
@@ -183,7 +185,8 @@ def choose_all(
             trials = try_all(layer, captured, rows, statistics, scheme, threads)
             work = _LayerWork(index, layer, captured, statistics, rows, tables, scheme, folder)
             finish = functools.partial(_finish_group, work=work, trials=trials, choose=choose)
-            choices += each_sample(finish, list(SMOOTHING_GROUPS), threads)
+            finished = dict(zip(order, each_sample(finish, order, threads), strict=True))
+            choices += [finished[group] for group in SMOOTHING_GROUPS]
             states = captured.outputs
             advance(1)
     return choices

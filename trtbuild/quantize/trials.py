@@ -140,21 +140,21 @@ def try_all(
 ) -> dict[str, list[Trial]]:
     """Every strength of ALPHAS with every method, for each smoothing group of a layer."""
     residual = token_squares(captured)[rows.index]
-    groups = []
-    for name in SMOOTHING_GROUPS:
+
+    def group_of(name: str) -> _Group:
         x = captured.rows_of(name, rows)
-        groups.append(
-            _Group(
-                name,
-                layer,
-                scheme,
-                x,
-                rows.weights,
-                tuple(_sections(layer, name, x, rows.weights, residual)),
-                bucket_points(statistics.groups[name].channels),
-                weight_maxima(layer, name),
-            )
+        return _Group(
+            name,
+            layer,
+            scheme,
+            x,
+            rows.weights,
+            tuple(_sections(layer, name, x, rows.weights, residual)),
+            bucket_points(statistics.groups[name].channels),
+            weight_maxima(layer, name),
         )
+
+    groups = list(each_sample(group_of, list(SMOOTHING_GROUPS), threads))
     tasks = [(group, alpha) for group in groups for alpha in ALPHAS]
     trials: dict[str, list[Trial]] = {name: [] for name in SMOOTHING_GROUPS}
     for (group, _), result in zip(tasks, each_sample(_try_strength, tasks, threads), strict=True):
