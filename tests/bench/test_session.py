@@ -77,7 +77,7 @@ def test_two_engines_are_measured_in_turn_and_the_faster_one_is_shipped(tmp_path
 
 
 def test_noisy_throughputs_are_measured_until_the_difference_asked_for_can_be_told(tmp_path: Path) -> None:
-    workload = dataclasses.replace(WORK, max_repeats=40, resolution_pct=12.0)
+    workload = dataclasses.replace(WORK, max_repeats=40, resolution_pct=18.0)
     profile = dataclasses.replace(PROFILE, workload=workload)
     sources = [engine(tmp_path, "a", noise=0.8, seed=1), engine(tmp_path, "b", noise=0.8, seed=2)]
 

@@ -19,6 +19,9 @@ PROCESS_SPREAD = 0.01
 """Half-width, relative, that the process itself adds to an interval: two processes of one engine stay up to this far
 apart for as long as they live (`benchmarks/same_engine_twice.py`), which repeats inside each of them cannot show."""
 
+_SURELY_APART = 1.5
+"""Widths of an interval between two values that are told apart nearly always."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -29,11 +32,15 @@ class Interval:
     high: float | None
 
     @property
-    def width_pct(self) -> float | None:
-        """Distance of the ends in percent of the value: two intervals stop overlapping about one width apart."""
+    def resolution_pct(self) -> float | None:
+        """The difference, in percent of the value, that this interval and one like it tell in about 19 of 20 runs.
+
+        They part where the estimates are one width away from each other, which a true difference of one width reaches
+        every other time; half a width more is 1.5 to 2 standard errors of the difference, for 3 to 9 repeats of two.
+        """
         if self.low is None or self.high is None or not self.value:
             return None
-        return (self.high - self.low) / self.value * 100
+        return _SURELY_APART * (self.high - self.low) / self.value * 100
 
     def overlaps(self, other: Interval) -> bool:
         """Whether the two intervals share a point; True when either has no ends, because then nothing is known."""
@@ -137,9 +144,9 @@ def _t_cdf(t: float, degrees: int) -> float:
 
 
 def resolution_pct(groups: Mapping[str, Sequence[float]]) -> float | None:
-    """The width of the widest of the groups' `repeat_intervals`; None where there is no interval."""
-    widths = (interval.width_pct for interval in repeat_intervals(groups).values() if interval is not None)
-    return max((width for width in widths if width is not None), default=None)
+    """The difference told nearly always between any two of the groups; None where there is no interval."""
+    intervals = (interval for interval in repeat_intervals(groups).values() if interval is not None)
+    return max((found for one in intervals if (found := one.resolution_pct) is not None), default=None)
 
 
 def repeat_intervals(groups: Mapping[str, Sequence[float]], confidence: float = 0.95) -> dict[str, Interval | None]:

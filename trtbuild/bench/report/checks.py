@@ -22,15 +22,15 @@ def measurement_checks(document: Mapping[str, Any]) -> list[str]:
 
 def _resolution(document: Mapping[str, Any]) -> Iterator[str]:
     """How small a difference the repeats can show."""
-    widths = [
-        width
+    differences = [
+        difference
         for result in document["results"]
         if (ends := result["intervals"].get("throughput_tok_s"))
-        and (width := Interval(result["throughput_tok_s"], *ends).width_pct) is not None
+        and (difference := Interval(result["throughput_tok_s"], *ends).resolution_pct) is not None
     ]
-    if widths:
+    if differences:
         yield (
-            f"throughputs at the headline load can be told apart from about {max(widths):.0f} % on; "
+            f"throughputs at the headline load can be told apart from about {max(differences):.0f} % on; "
             "more --repeats or --seconds tell smaller differences"
         )
 
