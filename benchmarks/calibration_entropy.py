@@ -9,12 +9,14 @@ Bounds: the same number of bins every time, and at least 100 times faster than e
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,12 +68,12 @@ def main() -> None:
     loops: dict[str, Callable[[Histogram], int]] = {"plain loop": lambda h: entropy_bins_by_loop(h.counts)}
     if importlib.util.find_spec("modelopt"):
         loops["modelopt"] = by_modelopt
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, histogram in spread(open_record(arguments.record), arguments.histograms):
-        bins, seconds = timed(lambda h=histogram: entropy_bins(h.counts), REPEATS)
-        row = {"tensor": name, "bins": bins, "trtbuild_s": seconds}
+        bins, seconds = timed(functools.partial(entropy_bins, histogram.counts), REPEATS)
+        row: dict[str, Any] = {"tensor": name, "bins": bins, "trtbuild_s": seconds}
         for loop, search in loops.items():
-            found, loop_seconds = timed(lambda h=histogram, s=search: s(h), 1)
+            found, loop_seconds = timed(functools.partial(search, histogram), 1)
             row |= {f"{loop} bins": found, f"{loop} s": loop_seconds, f"{loop} ratio": loop_seconds / seconds}
         rows.append(row)
         print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)

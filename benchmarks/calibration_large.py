@@ -58,7 +58,8 @@ def write_model(folder: Path, arguments: argparse.Namespace) -> int:
         "mlp.down_proj": (hidden, ffn),
     }
     folder.mkdir(parents=True)
-    index, parameters = {}, 0
+    index: dict[str, str] = {}
+    parameters = 0
     for shard in range(arguments.layers + 1):
         if shard == arguments.layers:
             tensors = {"model.embed_tokens.weight": random(vocab, hidden), "model.norm.weight": ones()}

@@ -100,7 +100,8 @@ def main() -> int:
     if installed() is None:
         print("TensorRT-RTX is not installed here: no engine was built")
         return 0
-    decoder, rows = open_model(arguments.model), ROWS
+    decoder = open_model(arguments.model)
+    rows: tuple[tuple[str, str], ...] = ROWS
     if arguments.large:
         decoder, rows = large(decoder), (("fp16", "89"),)
     failed = False
