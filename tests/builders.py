@@ -38,6 +38,14 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 """Family → the part of its `config.json` that differs from `_COMMON`."""
 
+LLAMA3_ROPE: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 
 def family_config(family: str, **changes: Any) -> dict[str, Any]:
     """A complete `config.json` of a tiny model; a value of None in `changes` is written as null."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import write_huggingface
+from builders import LLAMA3_ROPE, write_huggingface
 from hub_builders import ALGOS, cast, in_memory, quantized
 from safetensors.numpy import load_file
 
@@ -27,15 +27,7 @@ GOLDEN = json.loads((DATA / "modelopt" / "float16.json").read_text(encoding="utf
 RANKS = {"fp16_tp2": {"tp": 2}, "fp16_tp4": {"tp": 4}, "fp16_pp2": {"pp": 2}}
 SOURCES: dict[str, dict[str, Any]] = {
     "fp16_tied": {"tie_word_embeddings": True},
-    "fp16_rs": {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
-    },
+    "fp16_rs": {"rope_scaling": LLAMA3_ROPE},
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import write_huggingface
+from builders import LLAMA3_ROPE, write_huggingface
 from int8_builders import int8_decoder
 
 from trtbuild.calibrate.forward import logits
@@ -21,13 +21,6 @@ from trtbuild.errors import InputRefused
 from trtbuild.graph.decoder import write_onnx
 
 MAX_SEQ_LEN = 64
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE = {
     "type": "longrope",
@@ -37,7 +30,7 @@ LONGROPE = {
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama3 rope": ("llama", {"rope_scaling": LLAMA3}),
+    "llama3 rope": ("llama", {"rope_scaling": LLAMA3_ROPE}),
     "yarn": ("llama", {"rope_scaling": YARN}),
     "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "tied": ("llama", {"tie_word_embeddings": True}),

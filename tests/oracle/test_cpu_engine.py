@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from builders import write_huggingface
+from builders import LLAMA3_ROPE, write_huggingface
 from cpu_engines import CPU, LIMITS, built, generate
 
 from trtbuild.checkpoint.opening import open_model
@@ -17,18 +17,11 @@ from trtbuild.demo import fetch_demo_model
 from trtbuild.targets.base import Limits
 from trtbuild.targets.serving import Request
 
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 CASES = {
     "llama": ("llama", {}),
     "llama3 rope, tied, biased": (
         "llama",
-        {"rope_scaling": _LLAMA3, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+        {"rope_scaling": LLAMA3_ROPE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     ),
     "yarn": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
     "mistral beyond its window": ("mistral", {"sliding_window": 16}),

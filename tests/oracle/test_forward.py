@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from builders import write_huggingface
+from builders import LLAMA3_ROPE, write_huggingface
 
 from trtbuild.calibrate.forward import logits
 from trtbuild.checkpoint.opening import open_model
 
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 _LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0 + 0.1 * i for i in range(8)],
@@ -27,7 +20,7 @@ _LONG = {
 }
 CASES = {
     "llama": ("llama", {}),
-    "llama-llama3-rope": ("llama", {"rope_scaling": _LLAMA3}),
+    "llama-llama3-rope": ("llama", {"rope_scaling": LLAMA3_ROPE}),
     "llama-linear-rope": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     "llama-yarn-rope": (
         "llama",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from builders import write_huggingface
+from builders import LLAMA3_ROPE, write_huggingface
 from hub_builders import cast, in_memory, quantized
 from safetensors.numpy import load_file
 
@@ -24,18 +24,7 @@ from trtbuild.quantize.unified_hf import write_unified_hf
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "llama3": (
-        "llama",
-        {
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
+    "llama3": ("llama", {"rope_scaling": LLAMA3_ROPE}),
     "mistral": ("mistral", {"sliding_window": 64, "head_dim": 32}),
     "qwen2": (
         "qwen2",
