@@ -98,8 +98,12 @@ def check_machine(run: Run) -> None:
         raise MachineLacks(able.reason, where=run.target, hint=able.hint)
 
 
-def check_fits(run: Run, precisions: list[Precision]) -> None:
-    """Raise DoesNotFit before the first byte is written when disk or memory will not do."""
+def fitting(run: Run, precisions: list[Precision], progress: Progress) -> list[Precision]:
+    """Those of the precisions that can be had on this machine; what is left out is told.
+
+    Raises before the first byte is written: DoesNotFit when the disk or the memory is too small for all of them, or
+    what a rule that refuses them all raises.
+    """
     calibration = run.profile.calibration
     run.out.mkdir(parents=True, exist_ok=True)
     plan = make_plan(
@@ -113,7 +117,24 @@ def check_fits(run: Run, precisions: list[Precision]) -> None:
         ranks=Ranks(run.options.tp, run.options.pp),
         calibration_tokens=calibration.samples * calibration.seq_len,
     )
-    require_fit(plan)
+    possible = tuple(row for row in plan.rows if row.possible)
+    require_fit(dataclasses.replace(plan, rows=possible or plan.rows))
+    for row in plan.rows:
+        if row.obstacle is not None:
+            progress.note(f"{row.precision} is left out: {row.obstacle}")
+    kept = {row.precision for row in possible}
+    return [precision for precision in precisions if precision.name in kept]
+
+
+def with_baseline(run: Run, precisions: Sequence[Precision], progress: Progress) -> Run:
+    """The run with a baseline that is among the precisions: where that of the profile was left out, the first that
+    quantizes nothing; the profile's all the same where there is none, and quality then stays undecided."""
+    unquantized = [precision.name for precision in precisions if precision.quant_algo is None]
+    baseline = run.profile.baseline
+    if baseline in {precision.name for precision in precisions} or not unquantized:
+        return run
+    progress.note(f"quality is compared with {unquantized[0]}, because {baseline} is left out")
+    return dataclasses.replace(run, profile=dataclasses.replace(run.profile, baseline=unquantized[0]))
 
 
 def ensure(
@@ -245,7 +266,8 @@ def run_pipeline(run: Run, progress: Progress, watcher: Watcher | None = None) -
     """
     precisions = precisions_of(run, progress)
     check_machine(run)
-    check_fits(run, precisions)
+    precisions = fitting(run, precisions, progress)
+    run = with_baseline(run, precisions, progress)
     calibrated = calibrate_once(run, precisions, progress)
     for precision in precisions:
         make_checkpoint(run, precision, calibrated, progress)

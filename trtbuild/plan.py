@@ -64,7 +64,17 @@ class Row:
     @property
     def possible(self) -> bool:
         """Whether nothing known is in the way."""
-        return self.fits is not False and not self.refused
+        return self.obstacle is None
+
+    @property
+    def obstacle(self) -> str | None:
+        """What is known to be in the way: a rule that refuses it, or memory that is too small."""
+        if self.refused:
+            return f"{self.refused[0].rule}: {self.refused[0].text}"
+        if self.fits is False:
+            needed, there = gib(self.needed_bytes), gib(self.device.memory_bytes)
+            return f"{self.precision} on {self.target} needs {needed}, {self.device.name} has {there}"
+        return None
 
     @property
     def disk_bytes(self) -> int:
@@ -173,15 +183,10 @@ def require_fit(plan: Plan) -> None:
     if not any(row.possible for row in plan.rows):
         small = [row for row in plan.rows if row.fits is False and not row.refused]
         row = min(small or plan.rows, key=lambda row: (row.largest is None, row.needed_bytes))
-        if row.fits is False and not row.refused:
-            raise DoesNotFit(
-                f"{row.precision} on {row.target} needs {gib(row.needed_bytes)}, {row.device.name} has "
-                f"{gib(row.device.memory_bytes)}",
-                where=plan.model,
-                hint=f"fits: {row.largest}" if row.largest else "fits at no setting: fewer bits, or a larger device",
-            )
-        finding = row.refused[0]
-        raise finding.error(f"{finding.rule}: {finding.text}", where=plan.model, hint=finding.hint)
+        if row.refused:
+            raise row.refused[0].error(row.obstacle or "", where=plan.model, hint=row.refused[0].hint)
+        hint = f"fits: {row.largest}" if row.largest else "fits at no setting: fewer bits, or a larger device"
+        raise DoesNotFit(row.obstacle or "", where=plan.model, hint=hint)
     if not plan.elsewhere and plan.disk_bytes > plan.free_disk_bytes:
         raise DoesNotFit(
             f"{gib(plan.disk_bytes)} would be written and {gib(plan.free_disk_bytes)} are free",

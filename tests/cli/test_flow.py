@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from builders import write_huggingface
 from cli.conftest import Done, Run
+
+from trtbuild import machine, pipeline
 
 PROFILE = """\
 name: tiny
@@ -72,6 +75,28 @@ def test_run_makes_everything_once(trtbuild: Run, place: Path) -> None:
     assert len(reused) == 1 + 4 + 3, "the record, the checkpoints, and the engines that were still there"
     assert "engine cpu fp16" in notes(third)
     assert "int8-wo" in third.out and max(map(len, third.out.splitlines())) < 140
+
+
+def test_what_does_not_fit_is_left_out_of_a_run(trtbuild: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (place / "model", "--profile", place / "tiny.yaml", "--target", "cpu")
+    needed = {row["precision"]: row["needed_bytes"] for row in trtbuild("plan", *arguments, "--json").document["rows"]}
+
+    def room(memory_bytes: int) -> None:
+        small = dataclasses.replace(machine.this_machine(), available_bytes=memory_bytes)
+        monkeypatch.setattr(pipeline, "this_machine", lambda: small)
+
+    room(needed["fp32"] - 1)
+    done = trtbuild("run", *arguments, "-o", place / "out", "--json")
+    assert done.code == 0, done.err
+    results = done.document["results"]
+    assert [row["precision"] for row in results] == ["fp16", "int8-wo", "int8"]
+    assert done.document["quality"]["baseline"] == "fp16" and results[2]["quality"]["kl"] > 0
+    assert any(note.startswith("fp32 is left out: fp32 on cpu needs ") for note in notes(done))
+    assert "quality is compared with fp16, because fp32 is left out" in notes(done)
+    room(min(needed.values()) - 1)
+    done = trtbuild("run", *arguments, "-o", place / "none")
+    assert done.code == 5 and "needs" in done.err
+    assert not any((place / "none").iterdir())
 
 
 def test_an_engine_tells_what_it_is_and_what_it_was_made_from(trtbuild: Run, place: Path) -> None:
