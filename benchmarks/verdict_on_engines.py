@@ -6,11 +6,12 @@ MODEL is anything trtbuild opens. Engines for the CPU are built of it in fp32, f
 int8 whose calibration is forced to `entropy`, the common way to ruin a language model. `trtbuild bench` then runs
 
     first      the four engines
-    again      the same, against the first: no regression, the same answer for every precision
+    again      the same: no regression, the same answer for every precision
     slower     the same, the fp16 engine stopped for a tenth of the time: a regression of fp16, and of no other
     ruined     with the ruined int8 engine in the place of the good one: it fails for quality and is not shipped
 
-Exits 1 when one of them is not so.
+each against the last good run before it. Exits 1 when one of them is not so. A shared machine that changes its speed
+between two runs fails it, too: then all engines of a run are slower, or faster, than before.
 """
 
 from __future__ import annotations
@@ -146,13 +147,13 @@ def main() -> None:
         engines = build(arguments.model, work, profile)
         good = [engines[name] for name in PRECISIONS]
         ruined = [engines["ruined" if name == "int8" else name] for name in PRECISIONS]
-        first = work / "first"
+        first, again = work / "first", work / "again"
         runs = {}
         for name, chosen, against, slowed in (
             ("first", good, None, None),
             ("again", good, first, None),
-            ("slower", good, first, PRECISIONS.index(SLOWED)),
-            ("ruined", ruined, first, None),
+            ("slower", good, again, PRECISIONS.index(SLOWED)),
+            ("ruined", ruined, again, None),
         ):
             runs[name] = bench(chosen, profile, work / name, against, slowed)
             rates = {r["name"]: round(r["throughput_tok_s"], 1) for r in runs[name]["results"]}
