@@ -99,17 +99,26 @@ class _LayerWork:
     folder: Path
 
 
+def _compensation(group: str, prequant: Array, activation_scale: float, work: _LayerWork) -> list[Array]:
+    """The factors along which the group's weights are rounded, from its inputs as INT8 keeps them.
+
+    A function of its own, because those inputs, smoothed and rounded, are the largest things held for a layer.
+    """
+    x = work.captured.inputs[group]
+    smooth = x * prequant
+    seen = fake_quantize(smooth, token_scales(smooth) if work.scheme.per_token else activation_scale)
+    del smooth
+    sizes = np.square(x).sum(axis=1) if group in READS_RESIDUAL else token_squares(work.captured)
+    return compensation_factors(seen, work.rows.all_weights / floored(sizes))
+
+
 def _quantize_group(group: str, trial: Trial, work: _LayerWork) -> QuantizedGroup:
     layer, scheme = work.layer, work.scheme
     channels = work.statistics.groups[group].channels
     factors = prequant_factors(channels.maxima, weight_maxima(layer, group), trial.alpha)
     prequant = scheme.effective(layer, group, factors)
     activation_scale = scale_of(trial.threshold)
-    x = work.captured.inputs[group]
-    smooth = x * prequant
-    seen = fake_quantize(smooth, token_scales(smooth) if scheme.per_token else activation_scale)
-    sizes = np.square(x).sum(axis=1) if group in READS_RESIDUAL else token_squares(work.captured)
-    upper = compensation_factors(seen, work.rows.all_weights / floored(sizes))
+    upper = _compensation(group, prequant, activation_scale, work)
     levels, scales = {}, {}
     for module in SMOOTHING_GROUPS[group]:
         divided = layer.linears[module].weight / prequant
