@@ -32,8 +32,10 @@ from trtbuild.checkpoint.linear import Linear
 from trtbuild.checkpoint.spec import Array
 
 _ROWS = 512
-_FIRST_TOKENS = 4
-_MOST_ATTENDED = 4
+_ALWAYS = 4
+"""How many first tokens, and how many of the most attended, errors are measured on in every sample."""
+_TOKENS_FOR_EACH = 64
+"""Tokens of a sample for each of those: a short one has fewer, or many short ones would outgrow _ROWS."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ def choose_rows(samples: Sequence[MeasuredSample]) -> Rows:
     for sample in samples:
         length = len(sample.ids)
         always = np.zeros(length, bool)
-        always[:_FIRST_TOKENS] = True
-        always[np.argsort(-sample.received, kind="stable")[:_MOST_ATTENDED]] = True
+        count = max(1, min(_ALWAYS, length // _TOKENS_FOR_EACH))
+        always[:count] = True
+        always[np.argsort(-sample.received, kind="stable")[:count]] = True
         chosen = always.copy()
         chosen[::stride] = True
         others = int((~always).sum())
