@@ -99,6 +99,19 @@ def test_what_does_not_fit_is_left_out_of_a_run(trtbuild: Run, place: Path, monk
     assert not any((place / "none").iterdir())
 
 
+def test_engines_that_differ_in_their_kv_cache_only_share_no_scores(trtbuild: Run, place: Path) -> None:
+    checkpoint, engines = place / "ckpt", []
+    assert trtbuild("quantize", place / "model", "-o", checkpoint, "-p", "fp32").code == 0
+    for kind in ("f32", "u8"):
+        engines.append(place / kind)
+        limits = ("--max-batch-size", 2, "--max-seq-len", 128, "--max-input-len", 64)
+        done = trtbuild("build", checkpoint, "-o", engines[-1], "--target", "cpu", "--kv-cache", kind, *limits)
+        assert done.code == 0, done.err
+    done = trtbuild("bench", *engines, "--profile", place / "tiny.yaml", "-o", place / "bench", "--json")
+    exact, rounded = (row["fingerprint"] for row in done.document["results"])
+    assert exact != rounded, "scores are kept by it"
+
+
 def test_an_engine_tells_what_it_is_and_what_it_was_made_from(trtbuild: Run, place: Path) -> None:
     model, checkpoint, engine = place / "model", place / "ckpt", place / "engine"
     assert trtbuild("quantize", model, "-o", checkpoint, "-p", "int8-wo", "-q").out.strip() == str(checkpoint)
