@@ -9,8 +9,7 @@ from typing import Any
 
 from trtbuild.bench.driver import Driver, Scorer
 from trtbuild.quantize.precisions import PRECISIONS
-from trtbuild.store.fingerprint import fingerprint_json
-from trtbuild.targets.base import Engine, Limits, read_engine
+from trtbuild.targets.base import Limits, read_engine
 from trtbuild.targets.registry import load_target
 
 
@@ -50,15 +49,6 @@ def precision_name(settings: dict[str, Any]) -> str:
     return rows[0].name if rows else str(algo or dtype)
 
 
-def _fingerprint(engine: Engine) -> str:
-    """Of what decides how an engine answers: its files, and its settings, of which the KV cache's type is in no file.
-
-    What the build measured (`checked`) is left out, because it differs between two builds of the same engine.
-    """
-    settings = {name: value for name, value in engine.settings.items() if name != "checked"}
-    return fingerprint_json({"files": {n: e.sha256 for n, e in engine.manifest.files.items()}, "settings": settings})
-
-
 def read_sources(paths: Sequence[Path]) -> list[EngineSource]:
     """Read the manifests of engine folders; two engines of one precision are told apart by their folder names.
 
@@ -81,7 +71,7 @@ def read_sources(paths: Sequence[Path]) -> list[EngineSource]:
                 limits=engine.limits,
                 size_bytes=sum(entry.size_bytes for entry in engine.manifest.files.values()),
                 vocab_size=int(engine.settings.get("vocab_size", 0)),
-                fingerprint=_fingerprint(engine),
+                fingerprint=engine.fingerprint(),
             )
         )
     return sources

@@ -123,7 +123,7 @@ class Record:
         """SHA-256 of the record's content (through its manifest)."""
         manifest = read_manifest(self.path)
         assert manifest is not None
-        return fingerprint_json({name: entry.sha256 for name, entry in manifest.files.items()})
+        return fingerprint_json(manifest.content_hashes())
 
 
 def layer_name(index: int) -> str:

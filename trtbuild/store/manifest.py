@@ -40,6 +40,10 @@ class Manifest:
     packages: Mapping[str, str] = field(default_factory=dict)
     trtbuild: str = __version__
 
+    def content_hashes(self) -> dict[str, str]:
+        """Name → SHA-256 of every file."""
+        return {name: entry.sha256 for name, entry in self.files.items()}
+
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """Installed versions of the named distributions, read from metadata without importing them."""

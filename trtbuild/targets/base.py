@@ -17,6 +17,7 @@ from trtbuild.checkpoint.spec import Decoder, DecoderSpec, Quantization
 from trtbuild.errors import DoesNotFit, InputRefused, TrtbuildError
 from trtbuild.progress import Progress
 from trtbuild.quantize.precisions import Precision
+from trtbuild.store.fingerprint import fingerprint_json
 from trtbuild.store.manifest import Manifest, read_manifest
 from trtbuild.targets.measured import ToolMeasurement
 from trtbuild.targets.serving import Driver, Request, Scorer
@@ -153,6 +154,20 @@ class Engine:
     settings: Mapping[str, Any]
     manifest: Manifest
 
+    def fingerprint(self) -> str:
+        """Of what decides how the engine answers: its files, what it was made from, and what was asked of it.
+
+        All three, because the files alone do not tell the type of the KV cache. The other settings follow from these,
+        or were measured while building, and then differ between two builds of one engine.
+        """
+        return fingerprint_json(
+            {
+                "files": self.manifest.content_hashes(),
+                "inputs": dict(self.manifest.inputs),
+                "asked": {name: self.settings.get(name) for name in IDENTITY},
+            }
+        )
+
 
 def fit_limits(base: Limits, spec: DecoderSpec, explicit: Mapping[str, int]) -> Limits:
     """Defaults shortened to what the model can hold, then the values a person gave, which are taken as they are."""
@@ -220,6 +235,10 @@ def refuse_fatal(findings: list[Finding], where: str | Path) -> None:
     for finding in findings:
         if finding.fatal:
             raise finding.error(f"{finding.rule}: {finding.text}", where=where, hint=finding.hint)
+
+
+IDENTITY = ("target", "limits", "options")
+"""The settings that `engine_identity` makes."""
 
 
 def engine_identity(target: str, limits: Limits, options: BuildOptions) -> dict[str, Any]:
