@@ -114,25 +114,28 @@ def decide(
             break
         used = {attempt.floats: attempt.used for attempt in attempts}
         if broken >= 0 and held <= len(order) and used[held] > 0 and 0 < left[held] < left[broken]:
-            guess = _between(used, left, broken, held)
+            predicted = _between(used, left, broken, held)
         else:
-            guess = _next_guess(attempt, budget.surely_used(score), left, broken, held)
+            predicted = _after(attempt, budget.surely_used(score), left, broken)
+        guess = min(max(predicted, broken + 1), held - 1)
     count = min(held, len(order))
     return Decision(tuple(order[:count]), tuple(attempts), held <= len(order))
 
 
-def _next_guess(last: Attempt, surely_used: float, left: Sequence[float], broken: int, held: int) -> int:
-    """The fewest floats predicted to hold, kept strictly between `broken` and `held`."""
-    allowed = left[last.floats] * _AIM / surely_used if surely_used > 0 else left[0]
-    predicted = next((count for count, rest in enumerate(left) if rest <= allowed), len(left) - 1)
+def _after(last: Attempt, surely_used: float, left: Sequence[float], broken: int) -> int:
+    """The fewest floats that hold if the share of the limits used is as the harm left; some more than did not hold."""
+    predicted = _fewest(left, left[last.floats] * _AIM / surely_used if surely_used > 0 else left[0])
     if last.floats == broken:
-        predicted = max(predicted, broken + math.ceil(_LEAST_STEP * (len(left) - 1)))
-    return min(max(predicted, broken + 1), held - 1)
+        return max(predicted, broken + math.ceil(_LEAST_STEP * (len(left) - 1)))
+    return predicted
 
 
 def _between(used: Mapping[int, float], left: Sequence[float], broken: int, held: int) -> int:
     """The fewest floats that hold if the share of the limits used is a power of the harm left, through both ends."""
     power = math.log(used[broken] / used[held]) / math.log(left[broken] / left[held])
-    allowed = left[held] * (_AIM / used[held]) ** (1 / power)
-    predicted = next(count for count, rest in enumerate(left) if rest <= allowed)
-    return min(max(predicted, broken + 1), held - 1)
+    return _fewest(left, left[held] * (_AIM / used[held]) ** (1 / power))
+
+
+def _fewest(left: Sequence[float], allowed: float) -> int:
+    """The fewest floats that leave no more harm than allowed."""
+    return next((count for count, rest in enumerate(left) if rest <= allowed), len(left) - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -126,11 +127,7 @@ def _through_head(
 ) -> list[_Running]:
     running = [_Running(state, ids, with_mean) for state, ids in zip(states, samples, strict=True)]
     for first, block in head_blocks(decoder):
-
-        def add(one: _Running, first: int = first, block: Array = block) -> None:
-            one.add(first, block)
-
-        for _ in each_sample(add, running, threads):
+        for _ in each_sample(functools.partial(_Running.add, first=first, block=block), running, threads):
             pass
     return running
 
