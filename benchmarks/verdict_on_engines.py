@@ -17,9 +17,8 @@ between two runs fails it, too: then all engines of a run are slower, or faster,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -86,26 +85,22 @@ def build(model: str, work: Path, profile: Path) -> dict[str, Path]:
     return engines
 
 
+def worker_of(bench: subprocess.Popen[bytes], which: int) -> psutil.Process | None:
+    """The bench's worker number `which`, counted as they are started; None until all have been."""
+    workers = [p for p in psutil.Process(bench.pid).children() if "trtbuild.bench.worker" in " ".join(p.cmdline())]
+    return sorted(workers, key=psutil.Process.create_time)[which] if len(workers) == len(PRECISIONS) else None
+
+
 def stop_now_and_then(bench: subprocess.Popen[bytes], which: int) -> None:
-    """Stop the bench's worker number `which`, counted as they were started, for SLOWER of the time until it ends."""
-    parent = psutil.Process(bench.pid)
-    worker: psutil.Process | None = None
-    while bench.poll() is None:
-        workers = [p for p in parent.children() if "trtbuild.bench.worker" in " ".join(p.cmdline())]
-        if worker is None and len(workers) == len(PRECISIONS):
-            worker = sorted(workers, key=lambda p: p.create_time())[which]
-        if worker is None:
+    """Stop a worker of the bench for SLOWER of the time, for as long as it lives."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while (worker := worker_of(bench, which)) is None:
             time.sleep(_PERIOD_S)
-            continue
-        try:
-            while worker.is_running():
-                os.kill(worker.pid, signal.SIGSTOP)
-                time.sleep(SLOWER * _PERIOD_S)
-                os.kill(worker.pid, signal.SIGCONT)
-                time.sleep((1 - SLOWER) * _PERIOD_S)
-        except ProcessLookupError:
-            pass
-        return
+        while True:
+            worker.suspend()
+            time.sleep(SLOWER * _PERIOD_S)
+            worker.resume()
+            time.sleep((1 - SLOWER) * _PERIOD_S)
 
 
 def bench(engines: Sequence[Path], profile: Path, out: Path, against: Path | None, slowed: int | None) -> Any:
@@ -120,9 +115,8 @@ def bench(engines: Sequence[Path], profile: Path, out: Path, against: Path | Non
 
 
 def verdicts(document: Any) -> dict[str, str]:
-    """Engine → the worst of its judgements, and "ship" → the engine to ship."""
-    judged = document["verdict"]["judgements"]
-    found = {name: "+".join(sorted({j["verdict"] for j in items})) for name, items in judged.items()}
+    """Engine → pass, fail or inconclusive, and "ship" → the engine to ship."""
+    found = {result["name"]: result["verdict"] for result in document["results"]}
     return {**found, "ship": str(document["verdict"]["ship"])}
 
 
@@ -166,7 +160,7 @@ def main() -> None:
         "repeated: no regression": not regressions(runs["again"]) and runs["again"]["exit_code"] == 0,
         "slowdown: told of its engine": any(SLOWED in line and "throughput" in line for line in slow),
         "slowdown: told of no other": all(SLOWED in line for line in slow),
-        "ruined: int8 fails and is not shipped": "fail" in verdicts(runs["ruined"])["int8"]
+        "ruined: int8 fails and is not shipped": verdicts(runs["ruined"])["int8"] == "fail"
         and verdicts(runs["ruined"])["ship"] != "int8",
         "ruined: told as a regression of its quality": any("int8 perplexity" in line for line in bad),
         "ruined: the others as before": all(
